@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * engine.h - libpkv_engine: a model file, its tokenizer, and an engine that generates for many
+ * requests at once from
+ * one paged cache. Built on pkv.h; the same rules for structs, errors and threads hold.
+ */
+#ifndef PKV_ENGINE_H
+#define PKV_ENGINE_H
+
+#include "pkv/pkv.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------
+ * Model
+ * ------------------------------------------------------------------------------------------ */
+
+/* Immutable once open: weights stay in the mapped file. Share freely; outlives every engine made
+   from it. */
+typedef struct pkv_model pkv_model;
+
+typedef struct pkv_model_options {
+  uint32_t struct_size;
+  /* 1: refuse weights that hold NaN or infinity, by tensor name (reads all of them) */
+  int32_t check_tensors;
+  int32_t tokenizer_only; /* 1: no weights are needed; only the text functions work */
+  const pkv_allocator *allocator;
+} pkv_model_options;
+#define PKV_MODEL_OPTIONS_INIT                                                                     \
+  { (uint32_t)sizeof(pkv_model_options), 0, 0, NULL }
+
+typedef struct pkv_model_info {
+  uint32_t struct_size;
+  char architecture[32], name[96];
+  int32_t layers, width, feed_forward, query_heads, kv_heads, head_dim, vocab, context;
+  int64_t parameters, weight_bytes, file_bytes;
+  int32_t bos, eos; /* -1 = none */
+} pkv_model_info;
+#define PKV_MODEL_INFO_INIT                                                                        \
+  { (uint32_t)sizeof(pkv_model_info), {0}, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, -1 }
+
+/* Opens a GGUF file. Untrusted input: anything wrong is E_FORMAT (or E_UNSUPPORTED) with a text
+   that names the key or tensor. */
+PKV_API PKV_MUST_CHECK pkv_status pkv_model_open(pkv_model **out, const char *path,
+                                                 const pkv_model_options *options, pkv_error *err);
+PKV_API void pkv_model_close(pkv_model *model);
+PKV_API void pkv_model_get_info(pkv_model_info *out, const pkv_model *model);
+/* 1: this id ends a turn (eos, or the model's end-of-turn token). */
+PKV_API int32_t pkv_model_is_end(const pkv_model *model, int32_t token);
+
+/* ------------------------------------------------------------------------------------------
+ * Text
+ * ------------------------------------------------------------------------------------------ */
+
+#define PKV_TEXT_ADD_SPECIAL 1u /* add the tokens the file says every prompt starts (ends) with */
+#define PKV_TEXT_PARSE_SPECIAL                                                                     \
+  2u /* text that spells a control token becomes that token; else it is ordinary text */
+
+/*
+ * Tokens of `bytes` bytes of UTF-8 (malformed bytes become byte tokens). *count is the number
+ * needed; when it exceeds
+ * `capacity`, nothing useful is written and E_TOO_SMALL comes back: call again. ids may be NULL
+ * when capacity is 0.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_tokenize(int32_t *ids, size_t capacity, size_t *count,
+                                               const pkv_model *model, const char *text,
+                                               size_t bytes, uint32_t flags, pkv_error *err);
+/*
+ * The bytes of one token, borrowed from the model; *bytes may be 0. Control tokens give their text
+ * only when `special` is set. Bytes of several tokens may have to be joined before they are UTF-8.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_token_text(const char **text, size_t *bytes,
+                                                 const pkv_model *model, int32_t token,
+                                                 int32_t special, pkv_error *err);
+
+typedef struct pkv_message {
+  const char *role; /* "system", "user", "assistant" */
+  const char *content;
+} pkv_message;
+
+/*
+ * Renders a conversation with the model's chat format and tokenizes it; user content never
+ * becomes control tokens.
+ * add_generation: 1 = end with the opening of an assistant turn. Capacity as in pkv_tokenize.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_chat_tokenize(int32_t *ids, size_t capacity, size_t *count,
+                                                    const pkv_model *model,
+                                                    const pkv_message *messages,
+                                                    size_t message_count, int32_t add_generation,
+                                                    pkv_error *err);
+
+/* ------------------------------------------------------------------------------------------
+ * Engine
+ * ------------------------------------------------------------------------------------------ */
+
+/* Single-owner. */
+typedef struct pkv_engine pkv_engine;
+
+typedef enum pkv_activations {
+  PKV_ACTIVATIONS_I8 =
+      0, /* fast: products of quantised weights take activations rounded to 8 bits */
+  PKV_ACTIVATIONS_F32 = 1 /* exact: float activations throughout */
+} pkv_activations;
+
+typedef struct pkv_engine_options {
+  uint32_t struct_size;
+  int32_t threads; /* 0 = one a core */
+  pkv_isa isa;
+  pkv_dtype kv_dtype;    /* f16 by default */
+  int32_t page_tokens;   /* 0 = 16 */
+  int64_t cache_tokens;  /* size of the paged cache; 0 = the model's context */
+  int32_t max_rows;      /* sequences in the batch at once; 0 = 32 */
+  int32_t max_requests;  /* running and waiting; 0 = 256 */
+  int32_t max_seq_len;   /* of one request, prompt and answer; 0 = the model's context */
+  int32_t prefill_chunk; /* prompt tokens a step; 0 = 512 */
+  pkv_activations activations;
+  pkv_policy policy; /* PKV_POLICY_FIXED with `route` by default */
+  pkv_route route;   /* balanced by default */
+  int32_t
+      batch_invariant;    /* 1 (default): a request's tokens do not depend on what runs beside it */
+  int32_t prefix_sharing; /* 1 (default): equal prompt prefixes of live requests share pages */
+  const pkv_allocator *allocator;
+} pkv_engine_options;
+#define PKV_ENGINE_OPTIONS_INIT                                                                    \
+  {                                                                                                \
+    (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
+        PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_BALANCED, 1, 1, NULL                       \
+  }
+
+PKV_API PKV_MUST_CHECK pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
+                                                    const pkv_engine_options *options,
+                                                    pkv_error *err);
+PKV_API void pkv_engine_destroy(pkv_engine *engine);
+
+#define PKV_MAX_TOP_LOGPROBS 20
+
+typedef struct pkv_request {
+  uint32_t struct_size;
+  const int32_t *prompt; /* [prompt_tokens], copied */
+  int32_t prompt_tokens; /* >= 1 */
+  int32_t max_tokens;    /* generated at most; 0 = only score the prompt (with `echo`) */
+  float temperature;     /* 0 = greedy */
+  int32_t top_k;         /* 0 = all */
+  float top_p;           /* 0 or 1 = all */
+  uint64_t seed;
+  int32_t top_logprobs; /* 0 .. 20: raw log-probabilities of the model, before temperature */
+  int32_t echo;         /* 1: events for the prompt's tokens too (with logprobs: a scored prompt) */
+  int32_t ignore_end;   /* 1: end tokens do not end the request */
+  void *user;           /* handed back in events */
+} pkv_request;
+#define PKV_REQUEST_INIT                                                                           \
+  { (uint32_t)sizeof(pkv_request), NULL, 0, 16, 0.0f, 0, 0.0f, 0u, 0, 0, 0, NULL }
+
+typedef enum pkv_finish {
+  PKV_FINISH_NONE = 0,   /* goes on */
+  PKV_FINISH_STOP = 1,   /* the model ended */
+  PKV_FINISH_LENGTH = 2, /* max_tokens, or the context is full */
+  PKV_FINISH_CANCELLED = 3,
+  PKV_FINISH_ERROR = 4 /* logits were not finite */
+} pkv_finish;
+
+typedef struct pkv_logprob {
+  int32_t token;
+  float logprob;
+} pkv_logprob;
+
+/* One token of one request. The last event of a request carries finish != NONE; its token may
+   then be -1. */
+typedef struct pkv_event {
+  int64_t request;
+  void *user;
+  int32_t token;       /* -1 = none */
+  int32_t position;    /* in the sequence, prompt included */
+  int32_t from_prompt; /* 1: an echoed prompt token */
+  pkv_finish finish;
+  /* Of `token` given what came before; NaN when not computed (first prompt token, not asked). */
+  float logprob;
+  int32_t top_count;
+  pkv_logprob top[PKV_MAX_TOP_LOGPROBS]; /* best first */
+} pkv_event;
+
+/* Queues a request. *id >= 1 on success. E_LIMIT: does not fit the context or the cache even
+   alone, or the queue is full. */
+PKV_API PKV_MUST_CHECK pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine,
+                                                    const pkv_request *request, pkv_error *err);
+/* Ends a request with PKV_FINISH_CANCELLED at the next step. An unknown or finished id is no
+   error. */
+PKV_API void pkv_engine_cancel(pkv_engine *engine, int64_t id);
+/*
+ * One step: admit, plan, forward, sample. Writes up to `capacity` events (at least the engine's
+ * max_rows, or
+ * prefill_chunk + max_rows with echo), *count of them. Allocates nothing. Does nothing when idle.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_engine_step(pkv_event *events, size_t capacity, size_t *count,
+                                                  pkv_engine *engine, pkv_error *err);
+PKV_API int32_t pkv_engine_pending(const pkv_engine *engine); /* requests running or waiting */
+
+typedef struct pkv_engine_stats {
+  uint32_t struct_size;
+  int64_t steps, prompt_tokens, prompt_tokens_reused, generated_tokens, preemptions;
+  int64_t prefix_pages_reused;
+  int32_t rows_running, rows_waiting;
+  int64_t pages_total, pages_in_use, pages_peak, pages_shared;
+  /* By pkv_route: KV bytes all decode steps so far read, or would have read by that route. */
+  int64_t kv_bytes_route[8];
+  double prefill_seconds, decode_seconds;
+} pkv_engine_stats;
+
+/* struct_size is set by the caller. */
+PKV_API void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
