@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The default allocator and checked calls into any allocator. The only file with malloc's family. */
+#include "base/alloc.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void *default_alloc(void *ctx, size_t size, size_t align) {
+  (void)ctx;
+  if (align < sizeof(void *)) align = sizeof(void *);
+  /* aligned_alloc wants a multiple of the alignment */
+  if (size > SIZE_MAX - (align - 1)) return NULL;
+  return aligned_alloc(align, (size + align - 1) & ~(align - 1));
+}
+
+static void default_free(void *ctx, void *ptr, size_t size) {
+  (void)ctx;
+  (void)size;
+  free(ptr);
+}
+
+pkv_allocator pkv_allocator_default(void) {
+  return (pkv_allocator){default_alloc, default_free, NULL};
+}
+
+pkv_allocator pkv_allocator_or_default(const pkv_allocator *a) {
+  return a != NULL ? *a : pkv_allocator_default();
+}
+
+void *pkv_alloc(const pkv_allocator *a, size_t size) {
+  /* Objects larger than PTRDIFF_MAX would break pointer differences. */
+  if (size == 0 || size > PTRDIFF_MAX) return NULL;
+  void *p = a->alloc(a->ctx, size, PKV_CACHE_LINE);
+  PKV_ASSERT(((uintptr_t)p & (PKV_CACHE_LINE - 1)) == 0);
+  return p;
+}
+
+void *pkv_alloc_zeroed(const pkv_allocator *a, size_t count, size_t size) {
+  size_t bytes;
+  if (!pkv_mul_size(&bytes, count, size)) return NULL;
+  void *p = pkv_alloc(a, bytes);
+  if (p != NULL) memset(p, 0, bytes);
+  return p;
+}
+
+void *pkv_realloc(const pkv_allocator *a, void *ptr, size_t old_size, size_t new_size) {
+  PKV_ASSERT(new_size >= old_size);
+  void *p = pkv_alloc(a, new_size);
+  if (p == NULL) return NULL;
+  if (ptr != NULL) {
+    memcpy(p, ptr, old_size);
+    pkv_free(a, ptr, old_size);
+  }
+  return p;
+}
+
+void pkv_free(const pkv_allocator *a, void *ptr, size_t size) {
+  if (ptr != NULL) a->free(a->ctx, ptr, size);
+}

@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* CPU quotas of Linux control groups, versions 1 and 2. */
+#ifndef PKV_BASE_CGROUP_H
+#define PKV_BASE_CGROUP_H
+
+#include <stdint.h>
+
+/*
+ * The least CPU quota of the groups listed in the file `membership` (the form of
+ * /proc/self/cgroup) and of their parents, mounted under `root` (/sys/fs/cgroup), rounded up to
+ * whole cores. 0 when nothing limits, or nothing can be read.
+ */
+int32_t pkv_cgroup_cores(const char *membership, const char *root);
+
+#endif
