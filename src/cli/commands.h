@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The commands, one a file cmd_<name>.c; main.c lists them in the order of the help. */
+#ifndef PKV_CLI_COMMANDS_H
+#define PKV_CLI_COMMANDS_H
+
+#include "cli/command.h"
+
+extern const pkv_command pkv_command_doctor;
+
+#endif
