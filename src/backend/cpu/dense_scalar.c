@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plain C kernels of the dense operations: what every machine can run, and the definition of the
+   roundings that the vector kernels repeat. */
+#include "backend/cpu/dense_kernels.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "backend/cpu/dense_math.h"
+#include "base/dtype.h"
+
+/* A block as signed integers times d plus m. Q4/Q5: elements 0..15 lie in the low nibbles, 16..31
+   in the high ones; bit e of the 32-bit qh is the fifth bit of element e. */
+typedef struct block_values {
+  int32_t q[PKV_QK];
+  float d, m;
+} block_values;
+
+static uint16_t load_u16(const unsigned char *p) {
+  return (uint16_t)(p[0] | (p[1] << 8));
+}
+
+static uint32_t load_u32(const unsigned char *p) {
+  return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
+}
+
+static void load_nibbles(int32_t *q, const unsigned char *qs, uint32_t high, int32_t offset) {
+  for (int32_t j = 0; j < 16; j++) {
+    q[j] = (int32_t)((qs[j] & 15u) | ((high >> j) & 1u) << 4) - offset;
+    q[j + 16] = (int32_t)((uint32_t)(qs[j] >> 4) | ((high >> (j + 16)) & 1u) << 4) - offset;
+  }
+}
+
+static void load_block(block_values *out, pkv_wtype type, const unsigned char *src) {
+  out->d = pkv_f16_to_f32(load_u16(src));
+  out->m = 0.0f;
+  switch (type) {
+  case PKV_WTYPE_Q4_0:
+    load_nibbles(out->q, src + 2, 0, 8);
+    break;
+  case PKV_WTYPE_Q4_1:
+    out->m = pkv_f16_to_f32(load_u16(src + 2));
+    load_nibbles(out->q, src + 4, 0, 0);
+    break;
+  case PKV_WTYPE_Q5_0:
+    load_nibbles(out->q, src + 6, load_u32(src + 2), 16);
+    break;
+  case PKV_WTYPE_Q5_1:
+    out->m = pkv_f16_to_f32(load_u16(src + 2));
+    load_nibbles(out->q, src + 8, load_u32(src + 4), 0);
+    break;
+  default: /* Q8_0 */
+    for (int32_t j = 0; j < PKV_QK; j++)
+      out->q[j] = (int8_t)src[2 + j];
+    break;
+  }
+}
+
+static bool has_min(pkv_wtype type) {
+  return type == PKV_WTYPE_Q4_1 || type == PKV_WTYPE_Q5_1;
+}
+
+static float load_float(const unsigned char *row, pkv_wtype type, int64_t i) {
+  if (type == PKV_WTYPE_F16) return pkv_f16_to_f32(load_u16(row + 2 * i));
+  if (type == PKV_WTYPE_BF16) return pkv_bf16_to_f32(load_u16(row + 2 * i));
+  float f;
+  memcpy(&f, row + 4 * i, sizeof f);
+  return f;
+}
+
+static void scalar_dequantize(float *y, const pkv_weight *w, int64_t row, int64_t k0, int64_t count,
+                              float scale) {
+  const unsigned char *src = (const unsigned char *)w->data + row * w->row_bytes;
+  int64_t elements = 1, bytes = 4;
+  (void)pkv_dense_block(w->type, &elements, &bytes);
+  if (elements == 1) {
+    for (int64_t i = 0; i < count; i++)
+      y[i] = load_float(src, w->type, k0 + i) * scale;
+    return;
+  }
+  const bool with_min = has_min(w->type);
+  for (int64_t b = 0; b < count / PKV_QK; b++) {
+    block_values v;
+    load_block(&v, w->type, src + (k0 / PKV_QK + b) * bytes);
+    for (int32_t j = 0; j < PKV_QK; j++) {
+      float f = (float)v.q[j] * v.d;
+      if (with_min) f += v.m;
+      y[b * PKV_QK + j] = f * scale;
+    }
+  }
+}
+
+static void scalar_quantize(const pkv_dense_x *x, int64_t row0, int64_t row1) {
+  for (int64_t r = row0; r < row1; r++) {
+    for (int64_t b = 0; b < x->blocks; b++) {
+      const float *src = x->x + r * x->x_stride + b * PKV_QK;
+      int8_t *q = x->q + r * x->k + b * PKV_QK;
+      const int64_t at = r * x->blocks + b;
+      float largest = 0.0f;
+      bool finite = true;
+      for (int32_t j = 0; j < PKV_QK; j++) {
+        if (!isfinite(src[j])) finite = false;
+        if (fabsf(src[j]) > largest) largest = fabsf(src[j]);
+      }
+      const bool zero = largest < PKV_QUANT_TINY || !finite;
+      const float inverse = zero ? 0.0f : 127.0f / largest;
+      int32_t sum = 0;
+      for (int32_t j = 0; j < PKV_QK; j++) {
+        q[j] = zero ? 0 : (int8_t)pkv_round_small(src[j] * inverse);
+        sum += q[j];
+      }
+      x->scale[at] = finite ? (zero ? 0.0f : largest / 127.0f) : NAN;
+      x->scaled_sum[at] = x->scale[at] * (float)sum;
+      x->sum[at] = sum;
+    }
+  }
+}
+
+static void scalar_tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
+                           int64_t row1) {
+  const pkv_weight *w = &job->p->w;
+  const pkv_dense_x *x = job->x;
+  int64_t elements = 1, bytes = 1;
+  (void)pkv_dense_block(w->type, &elements, &bytes);
+  const bool with_min = has_min(w->type);
+  for (int64_t col = col0; col < col1; col++) {
+    const unsigned char *src = (const unsigned char *)w->data + col * w->row_bytes;
+    for (int64_t r = row0; r < row1; r++) {
+      float acc = 0.0f;
+      for (int64_t b = 0; b < x->blocks; b++) {
+        block_values v;
+        load_block(&v, w->type, src + b * bytes);
+        const int8_t *q = x->q + r * x->k + b * PKV_QK;
+        int32_t dot = 0;
+        for (int32_t j = 0; j < PKV_QK; j++)
+          dot += v.q[j] * q[j];
+        const int64_t at = r * x->blocks + b;
+        acc = fmaf((float)dot, v.d * x->scale[at], acc);
+        if (with_min) acc = fmaf(v.m, x->scaled_sum[at], acc);
+      }
+      pkv_dense_store(job->p, r, col, acc);
+    }
+  }
+}
+
+#define CHUNK    512 /* elements of a weight row dequantised at a time */
+#define ROWS_MAX 16
+
+static void scalar_tile_f32(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
+                            int64_t row1) {
+  const pkv_dense_x *x = job->x;
+  for (int64_t col = col0; col < col1; col++) {
+    for (int64_t first = row0; first < row1; first += ROWS_MAX) {
+      const int64_t rows = row1 - first < ROWS_MAX ? row1 - first : ROWS_MAX;
+      float lanes[ROWS_MAX][8];
+      memset(lanes, 0, sizeof lanes);
+      for (int64_t k0 = 0; k0 < x->k; k0 += CHUNK) {
+        const int64_t count = x->k - k0 < CHUNK ? x->k - k0 : CHUNK;
+        float weights[CHUNK];
+        scalar_dequantize(weights, &job->p->w, col, k0, count, 1.0f);
+        for (int64_t r = 0; r < rows; r++) {
+          const float *xr = x->x + (first + r) * x->x_stride + k0;
+          for (int64_t i = 0; i < count; i++) {
+            lanes[r][i & 7] = fmaf(weights[i], xr[i], lanes[r][i & 7]);
+          }
+        }
+      }
+      for (int64_t r = 0; r < rows; r++) {
+        pkv_dense_store(job->p, first + r, col, pkv_sum_lanes(lanes[r]));
+      }
+    }
+  }
+}
+
+static void scalar_rms_norm(float *y, const float *x, const float *weight, int64_t n, float eps) {
+  double lanes[8] = {0.0};
+  for (int64_t i = 0; i < n; i++)
+    lanes[i & 7] += (double)x[i] * (double)x[i];
+  const double sum = ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+                     ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+  const float scale = pkv_rms_scale(sum, n, eps);
+  for (int64_t i = 0; i < n; i++)
+    y[i] = x[i] * scale * weight[i];
+}
+
+static void scalar_rope_adjacent(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
+                                 const float *cs) {
+  for (int32_t h = 0; h < heads; h++) {
+    float *head = x + (int64_t)h * head_dim;
+    for (int32_t i = 0; i < rope_dim; i += 2) {
+      const float a = head[i], b = head[i + 1];
+      head[i] = fmaf(a, cs[i], -(b * cs[i + 1]));
+      head[i + 1] = fmaf(b, cs[i], a * cs[i + 1]);
+    }
+  }
+}
+
+static void scalar_swiglu(float *y, const float *gate, const float *up, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    y[i] = gate[i] / (1.0f + pkv_exp_clamped(-gate[i])) * up[i];
+  }
+}
+
+static void scalar_add(float *y, const float *x, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    y[i] += x[i];
+}
+
+const pkv_dense_kernels pkv_dense_scalar = {
+    scalar_quantize, scalar_tile_f32,      scalar_tile_i8, scalar_dequantize,
+    scalar_rms_norm, scalar_rope_adjacent, scalar_swiglu,  scalar_add};
