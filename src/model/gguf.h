@@ -1,11 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Reader of GGUF v2 and v3: an untrusted file becomes a table of keys and tensors, every size
- * checked against the bytes
- * that are there. Limits: strings 16 MiB, arrays 64 Mi elements, 4 dimensions, 65,536 tensors and
- * keys, names 64 bytes,
- * and never more than what is left of the file. Nothing is allocated from a count before that
- * check.
+ * checked against the bytes that are there. Limits: strings 16 MiB, arrays 64 Mi elements,
+ * 4 dimensions, 65,536 tensors and keys, tensor names 64 bytes, keys 65,535 bytes, keys and tensor
+ * table together 1 GiB, and never more than what is left of the file. Nothing is allocated from a
+ * count before that check.
+ *
+ * Decisions
+ *   - A tensor of 0 dimensions is one element; an extent of 0 is refused. Holes between tensors are
+ *     allowed, overlaps are not. A file without tensors (a vocabulary) opens; one shard of a split
+ *     model opens too: pkv_gguf_check_whole tells them apart from a whole model.
+ *   - What a file that shrinks while it is open can do. Keys and tensor table are a private copy:
+ *     they stay readable whatever happens to the file. Tensor data stays in the map, and touching a
+ *     page behind the new end raises SIGBUS. A library must not own signal handlers, and a copy of
+ *     the weights would double the memory, so the rule is: replace model files by rename, and call
+ *     pkv_gguf_check_unchanged before long work; it narrows the window and cannot close it.
  */
 #ifndef PKV_MODEL_GGUF_H
 #define PKV_MODEL_GGUF_H
@@ -30,7 +39,7 @@ typedef enum pkv_gguf_type {
   PKV_GGUF_F64 = 12
 } pkv_gguf_type;
 
-/* Borrowed from the mapped file; not terminated. */
+/* Borrowed from the open file; not terminated. */
 typedef struct pkv_span {
   const char *data;
   size_t size;
@@ -61,7 +70,12 @@ pkv_status pkv_gguf_open(pkv_gguf **out, const char *path, const pkv_allocator *
 /* The same over bytes in memory, which must outlive it (tests, fuzzing). */
 pkv_status pkv_gguf_open_memory(pkv_gguf **out, const void *bytes, size_t size,
                                 const pkv_allocator *allocator, pkv_error *err);
-void pkv_gguf_close(pkv_gguf *gguf);
+void pkv_gguf_close(pkv_gguf *gguf); /* NULL is allowed */
+
+/* E_UNSUPPORTED for one shard of several, and, when need_tensors is set, for a vocabulary file. */
+pkv_status pkv_gguf_check_whole(const pkv_gguf *gguf, bool need_tensors, pkv_error *err);
+/* E_IO when the file on disk is shorter than when it was opened. One fstat; always OK in memory. */
+pkv_status pkv_gguf_check_unchanged(const pkv_gguf *gguf, pkv_error *err);
 
 uint32_t pkv_gguf_version(const pkv_gguf *gguf);
 size_t pkv_gguf_file_bytes(const pkv_gguf *gguf);
@@ -71,9 +85,26 @@ const pkv_gguf_value *pkv_gguf_find(const pkv_gguf *gguf, const char *key); /* N
 size_t pkv_gguf_tensor_count(const pkv_gguf *gguf);
 const pkv_gguf_tensor *pkv_gguf_tensor_at(const pkv_gguf *gguf, size_t i);
 const pkv_gguf_tensor *pkv_gguf_find_tensor(const pkv_gguf *gguf, const char *name);
-/* Name, block elements and bytes of any type number the format knows ("Q4_K", 256, 144); false =
-   unknown. */
+size_t pkv_gguf_data_offset(const pkv_gguf *gguf); /* where tensor data starts in the file */
+uint32_t pkv_gguf_alignment(const pkv_gguf *gguf);
+/* Name, block elements and bytes of any type number the format knows ("Q4_K", 256, 144). false =
+   unknown (*name NULL) or removed from the format (*name set). Each out may be NULL. */
 bool pkv_gguf_type_info(uint32_t type, const char **name, int64_t *block, int64_t *block_bytes);
+const char *pkv_gguf_type_name(pkv_gguf_type type); /* of a key's value: "u32", "string" */
+
+/*
+ * Elements. Bounds and lengths were checked at opening, so these cannot fail; i < value->count.
+ * int: any integer type or bool (u64 above INT64_MAX wraps); float: f32, f64 or any integer.
+ * next_string: *cursor starts at value->data and moves to the next string of the array.
+ */
+int64_t pkv_gguf_element_int(const pkv_gguf_value *value, uint64_t i);
+double pkv_gguf_element_float(const pkv_gguf_value *value, uint64_t i);
+pkv_span pkv_gguf_next_string(const unsigned char **cursor);
+
+/* Text of the file made fit for an error message: cut, and bytes outside printable ASCII become
+   '?'. Returns out. */
+#define PKV_GGUF_QUOTE_BYTES 52
+const char *pkv_gguf_quote(char out[PKV_GGUF_QUOTE_BYTES], pkv_span text);
 
 /*
  * Typed reads. Absent: *out keeps its value and OK comes back when `required` is false, else

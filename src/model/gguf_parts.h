@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the files of the GGUF reader share; nobody else includes it. */
+#ifndef PKV_MODEL_GGUF_PARTS_H
+#define PKV_MODEL_GGUF_PARTS_H
+
+#include "model/gguf.h"
+
+#define PKV_GGUF_MAX_STRING    ((uint64_t)16 << 20)
+#define PKV_GGUF_MAX_ELEMENTS  ((uint64_t)64 << 20)
+#define PKV_GGUF_MAX_ENTRIES   ((uint64_t)65536)
+#define PKV_GGUF_MAX_KEY       ((uint64_t)65535)
+#define PKV_GGUF_MAX_NAME      ((uint64_t)64)
+#define PKV_GGUF_MAX_DIMS      4u
+#define PKV_GGUF_MAX_META      ((size_t)1 << 30)
+#define PKV_GGUF_HEADER_BYTES  24u /* magic, version, two counts */
+#define PKV_GGUF_MIN_ALIGNMENT 8u
+
+struct pkv_gguf {
+  pkv_allocator allocator;
+  size_t size; /* of the file */
+  /* Header, keys and tensor table: a private copy (owned != NULL), or the caller's bytes. */
+  const unsigned char *meta;
+  unsigned char *owned;
+  size_t owned_bytes;
+  const unsigned char *bytes; /* the whole file: mapped (map_bytes > 0) or the caller's */
+  size_t map_bytes;
+  int fd; /* -1 = none */
+  uint32_t version, alignment;
+  pkv_gguf_value *values;
+  pkv_gguf_tensor *tensors;
+  size_t value_count, tensor_count;     /* as declared, once checked; the tables have this size */
+  uint32_t *value_order, *tensor_order; /* indices in the order of key, name */
+  size_t meta_bytes;                    /* up to the end of the tensor table */
+  size_t data_offset;
+};
+
+/*
+ * Parses the first `have` bytes of a file of g->size bytes at g->meta into the tables. *starved
+ * tells that the failure only means that more than `have` bytes are needed.
+ */
+pkv_status pkv_gguf_parse(pkv_gguf *g, size_t have, bool *starved, pkv_error *err);
+/* Bytewise order of names: < 0, 0, > 0. */
+int pkv_gguf_compare(pkv_span a, pkv_span b);
+size_t pkv_gguf_scalar_bytes(pkv_gguf_type type); /* 0 for strings, arrays and unknown types */
+uint64_t pkv_gguf_load_le(const unsigned char *p, size_t bytes);
+void pkv_gguf_free_tables(pkv_gguf *g);
+
+#endif
