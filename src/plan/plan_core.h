@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The core of `balanced`: how lengths become equal-cost parts. Inline, integer, without libc, so
+ * that the host's compiler and nvcc compile the same text and two builders give the same bytes.
+ *
+ * The definition
+ *   units      A row of length L is cut in units of `unit_tokens` tokens, counted from its start:
+ *              64, or chunk_tokens in batch-invariant mode. The first token that its first query
+ *              sees is f = max(0, L - q_len + 1 - window) with a window, else 0. The row reads
+ *              units first = floor(f / unit_tokens) .. ceil(L / unit_tokens) - 1; none if L = 0.
+ *   cost       A segment (row, KV head) costs segment_cost + units * unit_cost, also with no units:
+ *              its zeros have to be stored. unit_cost = tile_cost * unit_tokens / 64.
+ *   line       Segments lie on a line of costs ordered by row, KV head; inside a segment first its
+ *              segment_cost, then its units. row_cost[r] = costs of all rows before r.
+ *   cuts       Cut p = 1 .. parts-1 lies at c = floor(p * total / parts). Its row is the last with
+ *              row_cost[row] <= c; its head follows by division. With x = c - (segment's start):
+ *              x <= segment_cost cuts before the segment (unit 0), else before unit
+ *              floor((2 (x - segment_cost) + unit_cost) / (2 unit_cost)), the nearest; where that
+ *              equals the number of units, before the next segment (unit 0).
+ *              Cursor 0 is (0, 0, 0), cursor `parts` is (rows, 0, 0).
+ *   marks      Cursors are monotone; equal ones make empty parts. For p = 1 .. parts-1:
+ *              cut[p] = 1 if unit > 0 and cursor p differs from cursor p-1;
+ *              seg[p] = 1 if cut[p] and cursor p-1 is not a cut (unit > 0) of the same segment;
+ *              uni[p] = units of the segment if seg[p], else 0.
+ *   slots      With inclusive sums C, S, U of the marks, a cursor with unit > 0 has merge S - 1 and
+ *              slot C + S - 1: a segment cut k times has k + 1 pieces in consecutive slots, and the
+ *              piece that ends at the cursor has the slot before. Batch-invariant: slot U - units,
+ *              one slot a unit of each cut segment.
+ *   bounds     slots <= 2 (parts - 1), merges <= parts - 1; batch-invariant: slots <=
+ *              (parts - 1) * (most units of a row).
+ * Everything but the sums is local to p, so a device needs one scan over rows and one over cursors.
+ */
+#ifndef PKV_PLAN_PLAN_CORE_H
+#define PKV_PLAN_PLAN_CORE_H
+
+#include "plan/plan.h"
+
+#ifdef __CUDACC__
+#define PKV_HD __host__ __device__
+#else
+#define PKV_HD
+#endif
+
+/* Keeps p * (total mod parts) far inside 64 bits. */
+#define PKV_PLAN_MAX_PARTS 65536
+
+/* What the cost line depends on besides the lengths. Checked by the host before it gets here. */
+typedef struct pkv_plan_core {
+  int32_t rows, kv_heads, q_len, window, unit_tokens, parts;
+  int32_t batch_invariant;
+  int64_t unit_cost, segment_cost;
+} pkv_plan_core;
+
+static inline PKV_HD int64_t pkv_core_div_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/* First token that a row's first query sees. */
+static inline PKV_HD int64_t pkv_core_first_token(int32_t q_len, int32_t window, int32_t length) {
+  const int64_t first = (int64_t)length - q_len + 1 - window;
+  return window > 0 && first > 0 ? first : 0;
+}
+
+static inline PKV_HD int32_t pkv_core_first_unit(const pkv_plan_core *core, int32_t length) {
+  return (int32_t)(pkv_core_first_token(core->q_len, core->window, length) / core->unit_tokens);
+}
+
+static inline PKV_HD int32_t pkv_core_units(const pkv_plan_core *core, int32_t length) {
+  return (int32_t)(pkv_core_div_up(length, core->unit_tokens) - pkv_core_first_unit(core, length));
+}
+
+static inline PKV_HD int64_t pkv_core_segment(const pkv_plan_core *core, int32_t units) {
+  return core->segment_cost + units * core->unit_cost;
+}
+
+static inline PKV_HD int64_t pkv_core_cut(int64_t total, int32_t parts, int32_t p) {
+  return p * (total / parts) + p * (total % parts) / parts;
+}
+
+/* The last row whose cost starts at or before c; 0 <= c < row_cost[rows]. */
+static inline PKV_HD int32_t pkv_core_find_row(const int64_t *row_cost, int32_t rows, int64_t c) {
+  int32_t low = 0, high = rows; /* row_cost[low] <= c < row_cost[high] */
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (row_cost[middle] <= c)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+/* Row, head and unit of cursor p; slot and merge stay -1 until the sums are known. */
+static inline PKV_HD void pkv_core_cursor(pkv_plan_cursor *out, const pkv_plan_core *core,
+                                          const int64_t *row_cost, const int32_t *seq_len,
+                                          int32_t p) {
+  out->row = p == 0 ? 0 : core->rows;
+  out->kv_head = 0;
+  out->unit = 0;
+  out->slot = -1;
+  out->merge = -1;
+  out->pad = 0;
+  if (p == 0 || p == core->parts || core->rows == 0) return;
+  const int64_t c = pkv_core_cut(row_cost[core->rows], core->parts, p);
+  const int32_t row = pkv_core_find_row(row_cost, core->rows, c);
+  const int32_t units = pkv_core_units(core, seq_len[row]);
+  const int64_t segment = pkv_core_segment(core, units);
+  int32_t head = (int32_t)((c - row_cost[row]) / segment);
+  const int64_t x = (c - row_cost[row]) % segment - core->segment_cost;
+  int32_t unit = x <= 0 ? 0 : (int32_t)((2 * x + core->unit_cost) / (2 * core->unit_cost));
+  if (unit > 0 && unit == units) {
+    unit = 0;
+    head++;
+  }
+  out->row = head == core->kv_heads ? row + 1 : row;
+  out->kv_head = head == core->kv_heads ? 0 : head;
+  out->unit = unit;
+}
+
+static inline PKV_HD int pkv_core_same_segment(const pkv_plan_cursor *a, const pkv_plan_cursor *b) {
+  return a->row == b->row && a->kv_head == b->kv_head;
+}
+
+/* What is summed over the cursors 1 .. parts-1. */
+typedef struct pkv_core_mark {
+  int64_t cuts, segments, units;
+} pkv_core_mark;
+
+static inline PKV_HD pkv_core_mark pkv_core_mark_of(const pkv_plan_core *core,
+                                                    const int32_t *seq_len,
+                                                    const pkv_plan_cursor *before,
+                                                    const pkv_plan_cursor *cursor) {
+  pkv_core_mark mark = {0, 0, 0};
+  const int same = pkv_core_same_segment(before, cursor);
+  if (cursor->unit == 0 || (same && before->unit == cursor->unit)) return mark;
+  mark.cuts = 1;
+  if (same && before->unit > 0) return mark;
+  mark.segments = 1;
+  mark.units = pkv_core_units(core, seq_len[cursor->row]);
+  return mark;
+}
+
+/* Slot and merge of a cursor from the inclusive sums up to it. */
+static inline PKV_HD void pkv_core_place(pkv_plan_cursor *cursor, const pkv_plan_core *core,
+                                         const int32_t *seq_len, const pkv_core_mark *sum) {
+  if (cursor->unit == 0) return;
+  cursor->merge = (int32_t)(sum->segments - 1);
+  cursor->slot = core->batch_invariant
+                     ? (int32_t)(sum->units - pkv_core_units(core, seq_len[cursor->row]))
+                     : (int32_t)(sum->cuts + sum->segments - 1);
+}
+
+/*
+ * The merge of the segment whose cuts start at `first` (its mark has segments = 1) and end at
+ * `last` (the cursor after it lies in another segment).
+ */
+static inline PKV_HD void pkv_core_merge(pkv_plan_merge *out, const pkv_plan_core *core,
+                                         const int32_t *seq_len, const pkv_plan_cursor *first,
+                                         const pkv_plan_cursor *last) {
+  out->row = first->row;
+  out->kv_head = first->kv_head;
+  out->first_slot = core->batch_invariant ? first->slot : first->slot - 1;
+  out->count = core->batch_invariant ? pkv_core_units(core, seq_len[first->row])
+                                     : last->slot - first->slot + 2;
+}
+
+/* Where a cursor lies on the line of costs: what the parts' costs are differences of. */
+static inline PKV_HD int64_t pkv_core_position(const pkv_plan_core *core, const int64_t *row_cost,
+                                               const int32_t *seq_len,
+                                               const pkv_plan_cursor *cursor) {
+  if (cursor->row >= core->rows) return row_cost[core->rows];
+  const int64_t segment = pkv_core_segment(core, pkv_core_units(core, seq_len[cursor->row]));
+  const int64_t start = row_cost[cursor->row] + cursor->kv_head * segment;
+  return cursor->unit == 0 ? start : start + core->segment_cost + cursor->unit * core->unit_cost;
+}
+
+/* ------------------------------------------------------------------------------------------
+ * For executors
+ * ---------------------------------------------------------------------------------------- */
+
+/* The core's view of a built plan. */
+static inline PKV_HD pkv_plan_core pkv_plan_core_of(const struct pkv_plan *plan) {
+  pkv_plan_core core;
+  core.rows = plan->rows;
+  core.kv_heads = plan->kv_heads;
+  core.q_len = plan->q_len;
+  core.window = plan->window;
+  core.unit_tokens = plan->unit_tokens;
+  core.parts = plan->parts;
+  core.batch_invariant = (plan->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
+  core.unit_cost = plan->unit_cost;
+  core.segment_cost = plan->segment_cost;
+  return core;
+}
+
+/* Bytes of one slot: group * q_len states. */
+static inline PKV_HD int64_t pkv_plan_slot_bytes(const struct pkv_plan *plan) {
+  return (int64_t)(plan->query_heads / plan->kv_heads) * plan->q_len * (plan->head_dim + 2) * 4;
+}
+
+/* Byte offset of the first slot in the workspace: the counters lie before it. */
+static inline PKV_HD int64_t pkv_plan_slots_at(const struct pkv_plan *plan) {
+  return ((int64_t)plan->merges * 4 + 63) / 64 * 64;
+}
+
+/* What a part of `balanced` does with one segment. */
+typedef struct pkv_plan_piece {
+  int32_t row, kv_head;
+  int32_t unit_begin, unit_end; /* counted from the row's first unit that is read */
+  int32_t first_unit;           /* that unit: tokens start at (first_unit + unit) * unit_tokens */
+  int32_t whole; /* 1: the whole segment, also one without units: store the result, no slot */
+  int32_t slot;  /* else of this piece; batch-invariant: of unit_begin, the next unit's follow */
+  int32_t merge; /* else of this segment; whole: -1 */
+} pkv_plan_piece;
+
+/*
+ * The piece of part `at`..`end` that starts at `at`, which moves past it; 0 when there is none left.
+ * Begin with at = cursors[p], end = cursors[p + 1].
+ */
+static inline PKV_HD int pkv_plan_next_piece(pkv_plan_piece *piece, const pkv_plan_core *core,
+                                             const int32_t *seq_len, pkv_plan_cursor *at,
+                                             const pkv_plan_cursor *end) {
+  const int last = pkv_core_same_segment(at, end);
+  if (last && at->unit >= end->unit) return 0;
+  const int32_t units = pkv_core_units(core, seq_len[at->row]);
+  piece->row = at->row;
+  piece->kv_head = at->kv_head;
+  piece->unit_begin = at->unit;
+  piece->unit_end = last ? end->unit : units;
+  piece->first_unit = pkv_core_first_unit(core, seq_len[at->row]);
+  piece->whole = at->unit == 0 && !last;
+  piece->slot = -1;
+  piece->merge = at->unit > 0 ? at->merge : last ? end->merge : -1;
+  if (!piece->whole && core->batch_invariant)
+    piece->slot = (at->unit > 0 ? at->slot : end->slot) + at->unit;
+  else if (!piece->whole)
+    piece->slot = at->unit > 0 ? at->slot : end->slot - 1;
+  at->unit = last ? end->unit : 0;
+  if (last) return 1;
+  at->slot = -1;
+  at->merge = -1;
+  at->kv_head++;
+  if (at->kv_head == core->kv_heads) {
+    at->kv_head = 0;
+    at->row++;
+  }
+  return 1;
+}
+
+#endif

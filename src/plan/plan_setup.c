@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks shape and options, fills in defaults, and computes where a plan's arrays lie. */
+#include "plan/plan_setup.h"
+
+_Static_assert(sizeof(pkv_plan_cursor) == 24, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_plan_item) == 20, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_plan_merge) == 16, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_plan_launch) == 16, "plan bytes are fixed");
+_Static_assert(sizeof(struct pkv_plan) == 160, "plan bytes are fixed");
+
+static pkv_status check_shape(const pkv_shape *shape, pkv_error *err) {
+  PKV_CHECK_STRUCT(err, shape, pkv_shape);
+  PKV_CHECK(err, shape->kv_heads >= 1, PKV_E_INVALID, "shape->kv_heads is %d, at least 1 is needed",
+            shape->kv_heads);
+  PKV_CHECK(err, shape->query_heads >= 1 && shape->query_heads % shape->kv_heads == 0,
+            PKV_E_INVALID, "shape->query_heads is %d, not a multiple of kv_heads %d",
+            shape->query_heads, shape->kv_heads);
+  PKV_CHECK(err, shape->query_heads / shape->kv_heads <= 32, PKV_E_UNSUPPORTED,
+            "shape->query_heads %d over kv_heads %d is %d a KV head, at most 32",
+            shape->query_heads, shape->kv_heads, shape->query_heads / shape->kv_heads);
+  PKV_CHECK(err, shape->head_dim >= 8 && shape->head_dim <= 256 && shape->head_dim % 8 == 0,
+            PKV_E_UNSUPPORTED, "shape->head_dim is %d, possible: multiples of 8 from 8 to 256",
+            shape->head_dim);
+  PKV_CHECK(err, shape->page_tokens >= 1 && shape->page_tokens <= 1024, PKV_E_UNSUPPORTED,
+            "shape->page_tokens is %d, possible: 1 to 1024", shape->page_tokens);
+  PKV_CHECK(err, shape->q_len >= 1, PKV_E_INVALID, "shape->q_len is %d, at least 1 is needed",
+            shape->q_len);
+  PKV_CHECK(err, shape->window >= 0, PKV_E_INVALID, "shape->window is %d, negative", shape->window);
+  return PKV_OK;
+}
+
+static pkv_status check_options(const pkv_plan_options *options, pkv_error *err) {
+  PKV_CHECK_STRUCT(err, options, pkv_plan_options);
+  PKV_CHECK(err, (options->flags & ~PKV_PLAN_BATCH_INVARIANT) == 0, PKV_E_INVALID,
+            "options->flags is 0x%x, known: 0x%x", (unsigned)options->flags,
+            PKV_PLAN_BATCH_INVARIANT);
+  PKV_CHECK(err, options->parts >= 0 && options->parts <= PKV_PLAN_MAX_PARTS, PKV_E_INVALID,
+            "options->parts is %d, possible: 0 (default) to %d", options->parts,
+            PKV_PLAN_MAX_PARTS);
+  PKV_CHECK(err, options->splits >= 0, PKV_E_INVALID, "options->splits is %d, negative",
+            options->splits);
+  PKV_CHECK(err, options->bucket_tokens >= 0, PKV_E_INVALID,
+            "options->bucket_tokens is %d, negative", options->bucket_tokens);
+  PKV_CHECK(err, options->chunk_tokens >= 0 && options->chunk_tokens % PKV_TILE_TOKENS == 0,
+            PKV_E_INVALID, "options->chunk_tokens is %d, not a multiple of %d",
+            options->chunk_tokens, PKV_TILE_TOKENS);
+  return PKV_OK;
+}
+
+static pkv_status setup_balanced(pkv_plan_setup *out, const pkv_plan_options *options,
+                                 pkv_error *err) {
+  const int invariant = (options->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
+  const int32_t chunk = options->chunk_tokens ? options->chunk_tokens : 512;
+  const int64_t tile_cost = options->tile_cost ? options->tile_cost : 8;
+  pkv_plan_core *core = &out->core;
+  core->parts = options->parts ? options->parts : 16;
+  core->batch_invariant = invariant;
+  core->unit_tokens = invariant ? chunk : PKV_TILE_TOKENS;
+  core->unit_cost = tile_cost * (core->unit_tokens / PKV_TILE_TOKENS);
+  core->segment_cost = options->segment_cost ? options->segment_cost : 4;
+  PKV_CHECK(err, core->unit_cost <= UINT32_MAX, PKV_E_RANGE,
+            "options->tile_cost %lld times %d tiles a chunk is beyond 32 bits",
+            (long long)tile_cost, core->unit_tokens / PKV_TILE_TOKENS);
+  return PKV_OK;
+}
+
+pkv_status pkv_plan_setup_init(pkv_plan_setup *out, const pkv_shape *shape,
+                               const pkv_plan_options *options, pkv_error *err) {
+  PKV_TRY(check_shape(shape, err));
+  PKV_TRY(check_options(options, err));
+  *out = (pkv_plan_setup){.route = options->route,
+                          .flags = options->flags,
+                          .query_heads = shape->query_heads,
+                          .group = shape->query_heads / shape->kv_heads,
+                          .head_dim = shape->head_dim,
+                          .page_tokens = shape->page_tokens,
+                          .core = {.kv_heads = shape->kv_heads,
+                                   .q_len = shape->q_len,
+                                   .window = shape->window,
+                                   .unit_tokens = PKV_SEED_TILE_TOKENS}};
+  switch (options->route) {
+  case PKV_ROUTE_AUTO:
+  case PKV_ROUTE_BALANCED:
+    out->route = PKV_ROUTE_BALANCED;
+    return setup_balanced(out, options, err);
+  case PKV_ROUTE_BUCKET_PADDED:
+    out->bucket_tokens = options->bucket_tokens ? options->bucket_tokens : 4096;
+    break;
+  case PKV_ROUTE_BUCKET_EXACT:
+  case PKV_ROUTE_SPLIT:
+  case PKV_ROUTE_WORKQUEUE:
+    break;
+  case PKV_ROUTE_SHARED:
+  case PKV_ROUTE_FLASHINFER:
+    return PKV_FAIL(err, PKV_E_UNSUPPORTED, "options->route %s has no plan in this version",
+                    pkv_route_name(options->route));
+  default:
+    return PKV_FAIL(err, PKV_E_INVALID, "options->route is %d, known: 0 to %d", (int)options->route,
+                    (int)PKV_ROUTE_FLASHINFER);
+  }
+  PKV_CHECK(err, out->flags == 0, PKV_E_UNSUPPORTED,
+            "options->flags: route %s splits a row by its batch, it cannot be batch-invariant",
+            pkv_route_name(out->route));
+  out->splits = options->splits;
+  if (out->splits == 0 && out->route != PKV_ROUTE_WORKQUEUE) out->splits = 16;
+  return PKV_OK;
+}
+
+/* Reserves count * size bytes at the next aligned place; false on overflow. */
+static bool place(int64_t *at, int64_t *end, int64_t count, int64_t size) {
+  int64_t bytes;
+  if (__builtin_mul_overflow(count, size, &bytes)) return false;
+  if (__builtin_add_overflow(bytes, PKV_PLAN_ALIGN - 1, &bytes)) return false;
+  *at = *end;
+  return !__builtin_add_overflow(*end, bytes / PKV_PLAN_ALIGN * PKV_PLAN_ALIGN, end);
+}
+
+pkv_status pkv_plan_layout_init(pkv_plan_layout *out, const pkv_plan_setup *setup,
+                                const pkv_plan_counts *counts, pkv_error *err) {
+  const int64_t rows = counts->rows;
+  int64_t header, end = 0;
+  bool ok = counts->items <= INT32_MAX && counts->slots <= INT32_MAX &&
+            counts->merges <= INT32_MAX && place(&header, &end, 1, sizeof(struct pkv_plan));
+  *out = (pkv_plan_layout){0};
+  ok = ok && place(&out->seq_len_at, &end, rows, sizeof(int32_t));
+  if (setup->route == PKV_ROUTE_BALANCED) {
+    const int64_t parts = setup->core.parts;
+    ok = ok && place(&out->row_cost_at, &end, rows + 1, sizeof(int64_t)) &&
+         place(&out->cursors_at, &end, parts + 1, sizeof(pkv_plan_cursor)) &&
+         place(&out->merges_at, &end, parts - 1, sizeof(pkv_plan_merge)) &&
+         place(&out->launches_at, &end, 1, sizeof(pkv_plan_launch));
+  } else {
+    ok = ok && place(&out->split_first_at, &end, rows + 1, sizeof(int32_t)) &&
+         place(&out->merges_at, &end, counts->merges, sizeof(pkv_plan_merge)) &&
+         place(&out->launches_at, &end, counts->launches, sizeof(pkv_plan_launch)) &&
+         place(&out->items_at, &end, counts->items, sizeof(pkv_plan_item));
+  }
+  PKV_CHECK(err, ok && (uint64_t)end <= SIZE_MAX, PKV_E_RANGE,
+            "the plan is too large: rows %lld, items %lld, slots %lld, merges %lld",
+            (long long)rows, (long long)counts->items, (long long)counts->slots,
+            (long long)counts->merges);
+  out->plan_bytes = end;
+  return PKV_OK;
+}
+
+pkv_status pkv_plan_workspace(int64_t *bytes, const pkv_plan_setup *setup, int64_t merges,
+                              int64_t slots, pkv_error *err) {
+  const int64_t state = (int64_t)(setup->head_dim + 2) * 4;
+  const int64_t counters = (merges * 4 + PKV_PLAN_ALIGN - 1) / PKV_PLAN_ALIGN * PKV_PLAN_ALIGN;
+  int64_t size;
+  const bool over =
+      __builtin_mul_overflow(setup->group * state, (int64_t)setup->core.q_len, &size) ||
+      __builtin_mul_overflow(size, slots, &size) || __builtin_add_overflow(size, counters, &size) ||
+      (uint64_t)size > SIZE_MAX;
+  PKV_CHECK(err, !over, PKV_E_RANGE,
+            "the workspace is too large: %lld slots of %d heads, q_len %d, head_dim %d",
+            (long long)slots, setup->group, setup->core.q_len, setup->head_dim);
+  *bytes = size;
+  return PKV_OK;
+}
+
+int64_t pkv_plan_max_units(const pkv_plan_setup *setup, int64_t max_seq_len) {
+  const pkv_plan_core *core = &setup->core;
+  const int64_t whole = pkv_core_div_up(max_seq_len, core->unit_tokens);
+  if (core->window == 0) return whole;
+  /* window + q_len - 1 tokens in a row touch at most this many units, however they lie */
+  const int64_t span = (int64_t)core->window + core->q_len - 1;
+  const int64_t touched = pkv_core_div_up(span - 1, core->unit_tokens) + 1;
+  return whole < touched ? whole : touched;
+}
