@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tokenizer object: what the file says about it, and the walk from text to tokens and back. */
+#include "model/tokenizer.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "model/tokenizer_merges.h"
+#include "model/tokenizer_special.h"
+#include "model/tokenizer_split.h"
+#include "pkv/engine.h"
+
+#define MAX_ENDS 16
+
+struct pkv_tokenizer {
+  pkv_allocator allocator;
+  pkv_vocab vocab;
+  pkv_merges merges;
+  pkv_specials specials; /* borrows vocab */
+  pkv_splitter *splitter;
+  bool whole_words, add_bos, add_eos;
+  int32_t bos, eos;
+  int32_t ends[MAX_ENDS];
+  int32_t end_count;
+  int32_t replacement[3]; /* U+FFFD, for bytes without a token */
+  size_t replacement_count;
+};
+
+/* ------------------------------------------------------------------------------------------
+ * Creation
+ * ------------------------------------------------------------------------------------------ */
+
+static pkv_status choose_rule(const pkv_split_rule **rule, const pkv_gguf *gguf, pkv_error *err) {
+  char text[PKV_GGUF_QUOTE_BYTES];
+  pkv_span model = {NULL, 0}, pre = {NULL, 0};
+  PKV_TRY(pkv_gguf_get_string(&model, gguf, "tokenizer.ggml.model", true, err));
+  PKV_CHECK(err, model.size == 4 && memcmp(model.data, "gpt2", 4) == 0, PKV_E_UNSUPPORTED,
+            "tokenizer.ggml.model is '%s', only 'gpt2' (byte-level BPE) is supported",
+            pkv_gguf_quote(text, model));
+  PKV_TRY(pkv_gguf_get_string(&pre, gguf, "tokenizer.ggml.pre", false, err));
+  PKV_CHECK(err, pre.data != NULL, PKV_E_UNSUPPORTED,
+            "tokenizer.ggml.pre is missing: how to split text into words is not known");
+  *rule = pkv_split_rule_find(pre);
+  PKV_CHECK(err, *rule != NULL, PKV_E_UNSUPPORTED,
+            "tokenizer.ggml.pre is '%s', supported are gpt-2, smollm, llama-bpe (llama3, llama-v3)",
+            pkv_gguf_quote(text, pre));
+  return PKV_OK;
+}
+
+static void add_end(pkv_tokenizer *t, int32_t id) {
+  if (id >= 0 && !pkv_tokenizer_is_end(t, id) && t->end_count < MAX_ENDS)
+    t->ends[t->end_count++] = id;
+}
+
+static pkv_status get_id(int32_t *id, const pkv_tokenizer *t, const pkv_gguf *gguf, const char *key,
+                         pkv_error *err) {
+  int64_t value = -1;
+  PKV_TRY(pkv_gguf_get_int(&value, gguf, key, false, 0, t->vocab.size - 1, err));
+  *id = (int32_t)value;
+  return PKV_OK;
+}
+
+/*
+ * What ends a turn: what the file names, and control tokens with a spelling that has no other use.
+ * Files often name only one of several.
+ */
+static pkv_status load_ends(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
+  static const char *const keys[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+  static const char *const spelled[] = {"<|im_end|>",      "<|eot_id|>", "<|eom_id|>",
+                                        "<|end_of_text|>", "<|end|>",    "<|endoftext|>",
+                                        "<end_of_turn>"};
+  add_end(t, t->eos);
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    int32_t id;
+    PKV_TRY(get_id(&id, t, gguf, keys[i], err));
+    add_end(t, id);
+  }
+  for (size_t i = 0; i < sizeof spelled / sizeof spelled[0]; i++) {
+    const int32_t id = pkv_specials_exact(&t->specials, spelled[i], strlen(spelled[i]));
+    if (id >= 0 && pkv_vocab_is_control(&t->vocab, id)) add_end(t, id);
+  }
+  return PKV_OK;
+}
+
+static pkv_status load_ids(pkv_tokenizer *t, const pkv_gguf *gguf, const pkv_split_rule *rule,
+                           pkv_error *err) {
+  PKV_TRY(get_id(&t->bos, t, gguf, "tokenizer.ggml.bos_token_id", err));
+  PKV_TRY(get_id(&t->eos, t, gguf, "tokenizer.ggml.eos_token_id", err));
+  t->add_bos = rule->bos_by_default && t->bos >= 0;
+  PKV_TRY(pkv_gguf_get_bool(&t->add_bos, gguf, "tokenizer.ggml.add_bos_token", false, err));
+  PKV_TRY(pkv_gguf_get_bool(&t->add_eos, gguf, "tokenizer.ggml.add_eos_token", false, err));
+  PKV_CHECK(err, !t->add_bos || t->bos >= 0, PKV_E_FORMAT,
+            "tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing");
+  PKV_CHECK(err, !t->add_eos || t->eos >= 0, PKV_E_FORMAT,
+            "tokenizer.ggml.add_eos_token is true, but tokenizer.ggml.eos_token_id is missing");
+  return load_ends(t, gguf, err);
+}
+
+/* The tokens of U+FFFD, none when one of its bytes has no token either. */
+static pkv_status load_replacement(pkv_tokenizer *t, pkv_error *err) {
+  static const char text[] = "\xef\xbf\xbd";
+  for (int i = 0; i < 3; i++) {
+    if (t->vocab.byte_token[(unsigned char)text[i]] < 0) return PKV_OK;
+  }
+  pkv_token_sink sink = {t->replacement, 3, 0};
+  pkv_merge_scratch scratch;
+  pkv_merge_scratch_init(&scratch, &t->allocator);
+  const pkv_status status =
+      pkv_merge_word(&sink, &scratch, &t->merges, &t->vocab, text, 3, NULL, 0, err);
+  pkv_merge_scratch_deinit(&scratch);
+  t->replacement_count = sink.count;
+  return status;
+}
+
+static pkv_status load(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
+  const pkv_split_rule *rule = NULL;
+  PKV_TRY(choose_rule(&rule, gguf, err));
+  t->whole_words = rule->whole_words;
+  PKV_TRY(pkv_vocab_load(&t->vocab, gguf, &t->allocator, err));
+  PKV_TRY(pkv_merges_load(&t->merges, &t->vocab, gguf, err));
+  PKV_TRY(pkv_specials_build(&t->specials, &t->vocab, err));
+  PKV_TRY(load_ids(t, gguf, rule, err));
+  PKV_TRY(load_replacement(t, err));
+  return pkv_splitter_create(&t->splitter, rule, &t->allocator, err);
+}
+
+pkv_status pkv_tokenizer_create(pkv_tokenizer **out, const pkv_gguf *gguf,
+                                const pkv_allocator *allocator, pkv_error *err) {
+  *out = NULL;
+  const pkv_allocator a = pkv_allocator_or_default(allocator);
+  pkv_tokenizer *t = pkv_alloc_zeroed(&a, 1, sizeof *t);
+  PKV_CHECK(err, t != NULL, PKV_E_NOMEM, "no memory for the tokenizer");
+  t->allocator = a;
+  const pkv_status status = load(t, gguf, err);
+  if (status != PKV_OK) {
+    pkv_tokenizer_destroy(t);
+    return status;
+  }
+  *out = t;
+  return PKV_OK;
+}
+
+void pkv_tokenizer_destroy(pkv_tokenizer *t) {
+  if (t == NULL) return;
+  pkv_splitter_destroy(t->splitter);
+  if (t->specials.ids != NULL) pkv_specials_deinit(&t->specials);
+  if (t->merges.slots != NULL) pkv_merges_deinit(&t->merges);
+  if (t->vocab.bytes != NULL) pkv_vocab_deinit(&t->vocab);
+  const pkv_allocator a = t->allocator;
+  pkv_free(&a, t, sizeof *t);
+}
+
+/* ------------------------------------------------------------------------------------------
+ * Questions
+ * ------------------------------------------------------------------------------------------ */
+
+int32_t pkv_tokenizer_vocab(const pkv_tokenizer *t) {
+  return t->vocab.size;
+}
+
+int32_t pkv_tokenizer_bos(const pkv_tokenizer *t) {
+  return t->bos;
+}
+
+int32_t pkv_tokenizer_eos(const pkv_tokenizer *t) {
+  return t->eos;
+}
+
+bool pkv_tokenizer_is_end(const pkv_tokenizer *t, int32_t token) {
+  for (int32_t i = 0; i < t->end_count; i++) {
+    if (t->ends[i] == token) return true;
+  }
+  return false;
+}
+
+int32_t pkv_tokenizer_find_special(const pkv_tokenizer *t, const char *text, size_t bytes) {
+  return pkv_specials_exact(&t->specials, text, bytes);
+}
+
+bool pkv_tokenizer_is_control(const pkv_tokenizer *t, int32_t token) {
+  return token >= 0 && token < t->vocab.size && pkv_vocab_is_control(&t->vocab, token);
+}
+
+pkv_status pkv_tokenizer_text(const char **text, size_t *bytes, const pkv_tokenizer *t,
+                              int32_t token, int32_t special, pkv_error *err) {
+  PKV_CHECK(err, text != NULL && bytes != NULL && t != NULL, PKV_E_INVALID,
+            "text, bytes or tokenizer is NULL");
+  *text = "";
+  *bytes = 0;
+  PKV_CHECK(err, token >= 0 && token < t->vocab.size, PKV_E_RANGE, "token is %d, not 0 .. %d",
+            token, t->vocab.size - 1);
+  if (!special && pkv_vocab_is_control(&t->vocab, token)) return PKV_OK;
+  const pkv_span piece = pkv_vocab_piece(&t->vocab, token);
+  *text = piece.data;
+  *bytes = piece.size;
+  return PKV_OK;
+}
+
+/* ------------------------------------------------------------------------------------------
+ * Text to tokens
+ * ------------------------------------------------------------------------------------------ */
+
+/* One call's work. */
+typedef struct encoder {
+  const pkv_tokenizer *t;
+  pkv_token_sink sink;
+  pkv_split_cursor *cursor;
+  pkv_merge_scratch scratch;
+  const char *text; /* the pieces, joined */
+  size_t bytes;
+  const pkv_text_piece *pieces;
+  size_t piece_count, piece; /* piece: the one that `trusted_end` was computed in */
+  size_t piece_end;          /* where it ends in the text */
+  size_t trusted_end;        /* where the run of trusted pieces ends; its start or before if none */
+} encoder;
+
+/* The end of the trusted run that holds text[at]; `at` when nobody vouches for it. `at` never goes
+   back. */
+static size_t trusted_until(encoder *e, size_t at) {
+  if (at < e->piece_end) return e->trusted_end > at ? e->trusted_end : at;
+  while (at >= e->piece_end)
+    e->piece_end += e->pieces[e->piece++].bytes;
+  if (e->trusted_end > at) return e->trusted_end; /* further on in the same run */
+  e->trusted_end = at;
+  if (e->pieces[e->piece - 1].trusted) {
+    e->trusted_end = e->piece_end;
+    for (size_t i = e->piece; i < e->piece_count && e->pieces[i].trusted; i++)
+      e->trusted_end += e->pieces[i].bytes;
+  }
+  return e->trusted_end;
+}
+
+static pkv_status encode_word(encoder *e, const char *word, size_t bytes, pkv_error *err) {
+  const pkv_tokenizer *t = e->t;
+  if (t->whole_words) {
+    const int32_t id = pkv_vocab_find(&t->vocab, word, bytes);
+    if (id >= 0) {
+      pkv_token_sink_put(&e->sink, id);
+      return PKV_OK;
+    }
+  }
+  return pkv_merge_word(&e->sink, &e->scratch, &t->merges, &t->vocab, word, bytes, t->replacement,
+                        t->replacement_count, err);
+}
+
+/* Text without special tokens in it. */
+static pkv_status encode_plain(encoder *e, size_t from, size_t to, pkv_error *err) {
+  if (from == to) return PKV_OK;
+  pkv_split_cursor_reset(e->cursor, e->text + from, to - from);
+  for (;;) {
+    size_t start, bytes;
+    PKV_TRY(pkv_split_next(&start, &bytes, e->cursor, err));
+    if (bytes == 0) return PKV_OK;
+    PKV_TRY(encode_word(e, e->text + from + start, bytes, err));
+  }
+}
+
+static pkv_status encode_text(encoder *e, bool add_bos, bool add_eos, pkv_error *err) {
+  const pkv_tokenizer *t = e->t;
+  size_t plain = 0; /* text from here on is still to be encoded */
+  int32_t last = -1;
+  const bool bos = add_bos && t->add_bos;
+  if (bos) pkv_token_sink_put(&e->sink, t->bos);
+  for (size_t at = 0; at < e->bytes;) {
+    const int32_t id =
+        pkv_specials_match(&t->specials, e->text, at, e->bytes, trusted_until(e, at));
+    last = id;
+    if (id < 0) {
+      at++;
+      continue;
+    }
+    PKV_TRY(encode_plain(e, plain, at, err));
+    if (bos && at == 0 && id == t->bos) {
+      if (e->sink.capacity > 0)
+        pkv_log(PKV_LOG_WARN, "model", "the text starts with the bos token: no second one added");
+    } else {
+      pkv_token_sink_put(&e->sink, id);
+    }
+    at += pkv_vocab_piece(&t->vocab, id).size;
+    plain = at;
+  }
+  PKV_TRY(encode_plain(e, plain, e->bytes, err));
+  if (add_eos && t->add_eos && last != t->eos) pkv_token_sink_put(&e->sink, t->eos);
+  return PKV_OK;
+}
+
+static pkv_status encode(encoder *e, bool add_bos, bool add_eos, pkv_error *err) {
+  PKV_TRY(pkv_split_cursor_create(&e->cursor, e->t->splitter, err));
+  pkv_merge_scratch_init(&e->scratch, &e->t->allocator);
+  const pkv_status status = encode_text(e, add_bos, add_eos, err);
+  pkv_merge_scratch_deinit(&e->scratch);
+  pkv_split_cursor_destroy(e->cursor);
+  return status;
+}
+
+/* Joins the pieces where there are several; *joined is NULL when text is a piece's own. */
+static pkv_status join(encoder *e, char **joined, pkv_error *err) {
+  *joined = NULL;
+  for (size_t i = 0; i < e->piece_count; i++) {
+    PKV_CHECK(err, e->pieces[i].text != NULL || e->pieces[i].bytes == 0, PKV_E_INVALID,
+              "piece %zu is NULL with %zu bytes", i, e->pieces[i].bytes);
+    PKV_CHECK(err, pkv_add_size(&e->bytes, e->bytes, e->pieces[i].bytes), PKV_E_LIMIT,
+              "the pieces have more bytes than can be counted");
+  }
+  if (e->bytes == 0) return PKV_OK;
+  if (e->piece_count == 1) {
+    e->text = e->pieces[0].text;
+    return PKV_OK;
+  }
+  *joined = pkv_alloc(&e->t->allocator, e->bytes);
+  PKV_CHECK(err, *joined != NULL, PKV_E_NOMEM, "no memory for a text of %zu bytes", e->bytes);
+  size_t at = 0;
+  for (size_t i = 0; i < e->piece_count; i++) {
+    if (e->pieces[i].bytes > 0) memcpy(*joined + at, e->pieces[i].text, e->pieces[i].bytes);
+    at += e->pieces[i].bytes;
+  }
+  e->text = *joined;
+  return PKV_OK;
+}
+
+pkv_status pkv_tokenizer_encode_pieces(int32_t *ids, size_t capacity, size_t *count,
+                                       const pkv_tokenizer *t, const pkv_text_piece *pieces,
+                                       size_t piece_count, bool add_bos, bool add_eos,
+                                       pkv_error *err) {
+  PKV_CHECK(err, count != NULL && t != NULL, PKV_E_INVALID, "count or tokenizer is NULL");
+  *count = 0;
+  PKV_CHECK(err, ids != NULL || capacity == 0, PKV_E_INVALID, "ids is NULL, capacity is %zu",
+            capacity);
+  PKV_CHECK(err, pieces != NULL || piece_count == 0, PKV_E_INVALID,
+            "pieces is NULL, piece_count is %zu", piece_count);
+  encoder e = {0};
+  e.t = t;
+  e.sink = (pkv_token_sink){ids, capacity, 0};
+  e.pieces = pieces;
+  e.piece_count = piece_count;
+  char *joined;
+  PKV_TRY(join(&e, &joined, err));
+  const pkv_status status = encode(&e, add_bos, add_eos, err);
+  pkv_free(&t->allocator, joined, e.bytes);
+  PKV_TRY(status);
+  *count = e.sink.count;
+  PKV_CHECK(err, e.sink.count <= capacity, PKV_E_TOO_SMALL,
+            "the text has %zu tokens, capacity is %zu", e.sink.count, capacity);
+  return PKV_OK;
+}
+
+pkv_status pkv_tokenizer_encode(int32_t *ids, size_t capacity, size_t *count,
+                                const pkv_tokenizer *t, const char *text, size_t bytes,
+                                uint32_t flags, pkv_error *err) {
+  const uint32_t known = PKV_TEXT_ADD_SPECIAL | PKV_TEXT_PARSE_SPECIAL;
+  PKV_CHECK(err, (flags & ~known) == 0, PKV_E_INVALID, "flags are 0x%x, known are 0x%x", flags,
+            known);
+  PKV_CHECK(err, text != NULL || bytes == 0, PKV_E_INVALID, "text is NULL, bytes is %zu", bytes);
+  const pkv_text_piece piece = {text, bytes, (flags & PKV_TEXT_PARSE_SPECIAL) != 0};
+  const bool add = (flags & PKV_TEXT_ADD_SPECIAL) != 0;
+  return pkv_tokenizer_encode_pieces(ids, capacity, count, t, &piece, 1, add, add, err);
+}

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The tokenizer of the demo model against reference ids: every case of
+ * tests/golden/smollm2-135m-q4_1.tok.json, plain and with special tokens, and back to bytes.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <cmocka.h>
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "model/tokenizer.h"
+#include "pkv/engine.h"
+
+#define MODEL_FILE PKV_MODEL_DIR "/SmolLM2-135M-Instruct.Q4_1.gguf"
+#define CASES_FILE PKV_SOURCE_DIR "/tests/golden/smollm2-135m-q4_1.tok.json"
+#define MAX_IDS    8192
+
+typedef struct fixture {
+  pkv_tokenizer *tokenizer; /* NULL: no model file */
+  json_t *cases;
+} fixture;
+
+static fixture fx;
+
+static int setup(void **state) {
+  (void)state;
+  json_error_t problem;
+  json_t *root = json_load_file(CASES_FILE, JSON_ALLOW_NUL, &problem);
+  if (root == NULL) {
+    print_error("%s: %s\n", CASES_FILE, problem.text);
+    return -1;
+  }
+  fx.cases = json_incref(json_object_get(root, "cases"));
+  json_decref(root);
+  pkv_gguf *gguf;
+  pkv_error err = {0};
+  if (pkv_gguf_open(&gguf, MODEL_FILE, NULL, &err) != PKV_OK) {
+    print_message("SKIP: no model file: %s\n", err.text);
+    return 0;
+  }
+  const int64_t start = pkv_clock_ns();
+  const pkv_status status = pkv_tokenizer_create(&fx.tokenizer, gguf, NULL, &err);
+  print_message("tokenizer built in %.1f ms\n", (double)(pkv_clock_ns() - start) / 1e6);
+  pkv_gguf_close(gguf);
+  if (status != PKV_OK) {
+    print_error("%s\n", err.text);
+    return -1;
+  }
+  return 0;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  pkv_tokenizer_destroy(fx.tokenizer);
+  json_decref(fx.cases);
+  return 0;
+}
+
+static void check_ids(const char *id, const char *text, size_t bytes, uint32_t flags,
+                      const json_t *want) {
+  static int32_t ids[MAX_IDS];
+  size_t count = 0;
+  pkv_error err = {0};
+  if (pkv_tokenizer_encode(ids, MAX_IDS, &count, fx.tokenizer, text, bytes, flags, &err) != PKV_OK)
+    fail_msg("%s: %s", id, err.text);
+  if (count != json_array_size(want))
+    fail_msg("%s (flags %u): %zu tokens, want %zu", id, flags, count, json_array_size(want));
+  for (size_t i = 0; i < count; i++) {
+    const json_int_t expected = json_integer_value(json_array_get(want, i));
+    if (ids[i] != expected)
+      fail_msg("%s (flags %u): token %zu is %d, want %lld", id, flags, i, ids[i],
+               (long long)expected);
+  }
+}
+
+static void check_round_trip(const char *id, const char *text, size_t bytes, const json_t *ids) {
+  pkv_buffer out;
+  pkv_buffer_init(&out, 1u << 20, NULL);
+  for (size_t i = 0; i < json_array_size(ids); i++) {
+    const char *piece;
+    size_t n;
+    const int32_t token = (int32_t)json_integer_value(json_array_get(ids, i));
+    assert_int_equal(pkv_tokenizer_text(&piece, &n, fx.tokenizer, token, 1, NULL), PKV_OK);
+    if (n > 0) assert_int_equal(pkv_buffer_append(&out, piece, n, NULL), PKV_OK);
+  }
+  if (out.size != bytes || (bytes > 0 && memcmp(out.data, text, bytes) != 0))
+    fail_msg("%s: %zu bytes went in, %zu other ones came back", id, bytes, out.size);
+  pkv_buffer_deinit(&out);
+}
+
+static void every_case(uint32_t flags, const char *key) {
+  if (fx.tokenizer == NULL) {
+    print_message("SKIP: no model file\n");
+    skip();
+  }
+  size_t i, n = 0;
+  json_t *c;
+  json_array_foreach(fx.cases, i, c) {
+    const char *id = json_string_value(json_object_get(c, "id"));
+    const json_t *text = json_object_get(c, "text");
+    check_ids(id, json_string_value(text), json_string_length(text), flags,
+              json_object_get(c, key));
+    check_round_trip(id, json_string_value(text), json_string_length(text),
+                     json_object_get(c, key));
+    n++;
+  }
+  assert_int_equal(n, 198);
+}
+
+static void test_plain(void **state) {
+  (void)state;
+  every_case(0, "ids");
+}
+
+static void test_special(void **state) {
+  (void)state;
+  every_case(PKV_TEXT_ADD_SPECIAL | PKV_TEXT_PARSE_SPECIAL, "ids_special");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_plain),
+      cmocka_unit_test(test_special),
+  };
+  return cmocka_run_group_tests(tests, setup, teardown);
+}
