@@ -2,18 +2,22 @@
 function(pkv_room_sources out)
   set(sources)
   foreach(room ${ARGN})
-    if(room STREQUAL "cpu")
-      set(folder src/backend/cpu)
-    else()
-      set(folder src/${room})
+    set(folder src/${room})
+    if(room STREQUAL "cpu" OR room STREQUAL "cuda")
+      set(folder src/backend/${room})
     endif()
-    file(GLOB found CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${folder}/*.c)
+    file(GLOB found CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.c)
     list(APPEND sources ${found})
+    if(room STREQUAL "cuda")
+      file(GLOB found CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cu)
+      list(APPEND sources ${found})
+    endif()
   endforeach()
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# One file an instruction set: only files so named get its flags, everything else is built for the baseline.
+# One file an instruction set: only files so named get its flags, everything else is built for the
+# baseline.
 function(pkv_isa_flags)
   foreach(source ${ARGN})
     if(source MATCHES "_avx2\\.c$")
@@ -27,17 +31,56 @@ endfunction()
 function(pkv_rooms name)
   pkv_room_sources(sources ${ARGN})
   if(NOT sources)
-    file(WRITE ${CMAKE_BINARY_DIR}/${name}_empty.c "typedef int pkv_empty;\n")
-    set(sources ${CMAKE_BINARY_DIR}/${name}_empty.c)
+    file(WRITE ${PROJECT_BINARY_DIR}/${name}_empty.c "typedef int pkv_empty;\n")
+    set(sources ${PROJECT_BINARY_DIR}/${name}_empty.c)
   endif()
   add_library(${name} STATIC ${sources})
   if(name STREQUAL "pkv")
     pkv_isa_flags(${sources})
   endif()
-  target_include_directories(${name} PUBLIC
-    $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
-    PRIVATE ${CMAKE_SOURCE_DIR}/src)
+  target_include_directories(${name}
+    PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
+    PRIVATE ${PROJECT_SOURCE_DIR}/src)
   target_link_libraries(${name} PRIVATE $<BUILD_INTERFACE:pkv_flags>)
+endfunction()
+
+# Shared library lib<name>.so of the static libraries ARCHIVES, whole, and the foreign LIBRARIES
+# they need. It exports what tools/abi.txt lists for those archives, and nothing else.
+function(pkv_shared name)
+  cmake_parse_arguments(arg "" "" "ARCHIVES;LIBRARIES" ${ARGN})
+  file(STRINGS ${PROJECT_SOURCE_DIR}/tools/abi.txt lines REGEX "^[a-z]")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
+    ${PROJECT_SOURCE_DIR}/tools/abi.txt)
+  set(symbols)
+  foreach(line ${lines})
+    string(REPLACE " " ";" line "${line}")
+    list(GET line 0 library)
+    if(library IN_LIST arg_ARCHIVES)
+      list(GET line 1 symbol)
+      string(APPEND symbols "    ${symbol};\n")
+    endif()
+  endforeach()
+  set(script ${PROJECT_BINARY_DIR}/${name}.map)
+  file(CONFIGURE OUTPUT ${script}
+    CONTENT "PKV_0 {\n  global:\n@symbols@  local:\n    *;\n};\n" @ONLY)
+
+  file(WRITE ${PROJECT_BINARY_DIR}/${name}_shared.c "typedef int pkv_empty;\n")
+  add_library(${name}_shared SHARED ${PROJECT_BINARY_DIR}/${name}_shared.c)
+  set_target_properties(${name}_shared PROPERTIES OUTPUT_NAME ${name} EXPORT_NAME ${name}
+    VERSION ${PROJECT_VERSION} SOVERSION 0 LINK_DEPENDS ${script})
+  target_include_directories(${name}_shared INTERFACE
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
+  set(whole)
+  foreach(archive ${arg_ARCHIVES})
+    string(APPEND whole ,$<TARGET_FILE:${archive}>)
+    set_property(TARGET ${name}_shared APPEND PROPERTY LINK_DEPENDS $<TARGET_FILE:${archive}>)
+    add_dependencies(${name}_shared ${archive})
+  endforeach()
+  target_link_libraries(${name}_shared PRIVATE
+    "$<BUILD_INTERFACE:-Wl,--whole-archive${whole},--no-whole-archive>"
+    "$<BUILD_INTERFACE:${arg_LIBRARIES}>" Threads::Threads m)
+  target_link_options(${name}_shared PRIVATE
+    -Wl,--version-script=${script} -Wl,-Bsymbolic-functions -Wl,--as-needed)
 endfunction()
 
 # The command `pkv` from the given rooms.
@@ -46,7 +89,22 @@ function(pkv_command target)
   if(sources)
     add_executable(${target} ${sources})
     set_target_properties(${target} PROPERTIES OUTPUT_NAME pkv)
-    target_include_directories(${target} PRIVATE ${CMAKE_SOURCE_DIR}/src)
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
     target_link_libraries(${target} PRIVATE pkv_flags pkv_engine pkv PkgConfig::JANSSON)
   endif()
 endfunction()
+
+# CUDA, where it is wanted, there is a compiler, and the room has files. Sets PKV_HAVE_CUDA.
+macro(pkv_find_cuda)
+  set(PKV_HAVE_CUDA OFF)
+  pkv_room_sources(cuda_sources cuda)
+  if(PKV_CUDA AND cuda_sources)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 90-virtual)
+    endif()
+    set(CMAKE_CUDA_STANDARD 17)
+    set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+    enable_language(CUDA)
+    set(PKV_HAVE_CUDA ON)
+  endif()
+endmacro()

@@ -1,8 +1,9 @@
-# Flags of every target of ours. No -march=native, no -ffast-math: masks and NaN must mean something.
+# Flags of every target of ours. No -march=native, no -ffast-math: masks and NaN must mean
+# something.
 add_library(pkv_flags INTERFACE)
-target_compile_options(pkv_flags INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes -Werror
+set(pkv_c_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes -Werror
   -fno-math-errno -ffp-contract=off)
+target_compile_options(pkv_flags INTERFACE "$<$<COMPILE_LANGUAGE:C>:${pkv_c_flags}>")
 target_compile_definitions(pkv_flags INTERFACE _GNU_SOURCE)
 if(PKV_ASSERTS OR CMAKE_BUILD_TYPE STREQUAL "Debug")
   target_compile_definitions(pkv_flags INTERFACE PKV_ASSERTS=1)
@@ -11,4 +12,7 @@ if(PKV_SANITIZE)
   target_compile_options(pkv_flags INTERFACE -fsanitize=${PKV_SANITIZE} -fno-omit-frame-pointer
     -fno-sanitize-recover=all)
   target_link_options(pkv_flags INTERFACE -fsanitize=${PKV_SANITIZE})
+endif()
+if(PKV_FUZZ)
+  target_compile_options(pkv_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()

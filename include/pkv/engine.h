@@ -121,14 +121,20 @@ typedef struct pkv_engine_options {
   int32_t
       batch_invariant;    /* 1 (default): a request's tokens do not depend on what runs beside it */
   int32_t prefix_sharing; /* 1 (default): equal prompt prefixes of live requests share pages */
+  int32_t route_stats;    /* 1: also count what each route would read (kv_bytes_route) */
   const pkv_allocator *allocator;
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
-        PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_BALANCED, 1, 1, NULL                       \
+        PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_BALANCED, 1, 1, 0, NULL                    \
   }
 
+/*
+ * Everything a step needs is allocated here. The longest sequence is min(max_seq_len, context,
+ * cache_tokens): what fits is what is promised (pkv_engine_stats.max_seq_len tells). The model must
+ * outlive the engine. With batch_invariant the route must be one that can promise it (balanced).
+ */
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
                                                     const pkv_engine_options *options,
                                                     pkv_error *err);
@@ -140,25 +146,29 @@ typedef struct pkv_request {
   uint32_t struct_size;
   const int32_t *prompt; /* [prompt_tokens], copied */
   int32_t prompt_tokens; /* >= 1 */
-  int32_t max_tokens;    /* generated at most; 0 = only score the prompt (with `echo`) */
-  float temperature;     /* 0 = greedy */
+  int32_t max_tokens;    /* generated at most; 0 = only score the prompt (needs `echo`) */
+  float temperature;     /* 0 = greedy; tiny values converge to it */
   int32_t top_k;         /* 0 = all */
-  float top_p;           /* 0 or 1 = all */
-  uint64_t seed;
-  int32_t top_logprobs; /* 0 .. 20: raw log-probabilities of the model, before temperature */
-  int32_t echo;         /* 1: events for the prompt's tokens too (with logprobs: a scored prompt) */
-  int32_t ignore_end;   /* 1: end tokens do not end the request */
-  void *user;           /* handed back in events */
+  float top_p;           /* 0 or 1 = all; applied after temperature and top_k */
+  uint64_t seed;         /* a token depends on seed and position, not on what runs beside it */
+  /* Raw log-probabilities of the model, before temperature: of the token itself (1), and of the
+     best 0 .. 20 (which implies the former). */
+  int32_t logprobs, top_logprobs;
+  /* 1: events for the prompt's tokens too (with logprobs: a scored prompt). Such a request computes
+     its whole prompt itself: it takes no shared prefix. */
+  int32_t echo;
+  int32_t ignore_end; /* 1: end tokens do not end the request */
+  void *user;         /* handed back in events */
 } pkv_request;
 #define PKV_REQUEST_INIT                                                                           \
-  { (uint32_t)sizeof(pkv_request), NULL, 0, 16, 0.0f, 0, 0.0f, 0u, 0, 0, 0, NULL }
+  { (uint32_t)sizeof(pkv_request), NULL, 0, 16, 0.0f, 0, 0.0f, 0u, 0, 0, 0, 0, NULL }
 
 typedef enum pkv_finish {
   PKV_FINISH_NONE = 0,   /* goes on */
   PKV_FINISH_STOP = 1,   /* the model ended */
   PKV_FINISH_LENGTH = 2, /* max_tokens, or the context is full */
   PKV_FINISH_CANCELLED = 3,
-  PKV_FINISH_ERROR = 4 /* logits were not finite */
+  PKV_FINISH_ERROR = 4 /* logits were not finite; other requests go on */
 } pkv_finish;
 
 typedef struct pkv_logprob {
@@ -181,17 +191,26 @@ typedef struct pkv_event {
   pkv_logprob top[PKV_MAX_TOP_LOGPROBS]; /* best first */
 } pkv_event;
 
-/* Queues a request. *id >= 1 on success. E_LIMIT: does not fit the context or the cache even
-   alone, or the queue is full. */
+/*
+ * Queues a request; first come, first served. *id >= 1 on success. E_LIMIT: the prompt leaves no
+ * room in the longest sequence (a prompt that is only scored may fill it), or max_requests are here
+ * already. E_RANGE: a token outside the vocabulary. max_tokens may exceed what is left of the
+ * context: the request then ends with PKV_FINISH_LENGTH when the context is full. May allocate.
+ */
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine,
                                                     const pkv_request *request, pkv_error *err);
 /* Ends a request with PKV_FINISH_CANCELLED at the next step. An unknown or finished id is no
    error. */
 PKV_API void pkv_engine_cancel(pkv_engine *engine, int64_t id);
 /*
- * One step: admit, plan, forward, sample. Writes up to `capacity` events (at least the engine's
- * max_rows, or
- * prefill_chunk + max_rows with echo), *count of them. Allocates nothing. Does nothing when idle.
+ * One step: admit, plan, forward, sample. Every decoding request advances by one token, and
+ * prefill_chunk prompt tokens are worked on beside them. Writes up to `capacity` events (at least
+ * the engine's max_rows, plus prefill_chunk when a live request echoes), *count of them; events of
+ * one request come in order. Allocates nothing. Does nothing when idle.
+ *
+ * When pages run out, the youngest running request loses its pages, keeps its place and is computed
+ * again later: with batch_invariant its text is the one it would have had. On failure *count still
+ * counts the events that were written; the step may be tried again.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_step(pkv_event *events, size_t capacity, size_t *count,
                                                   pkv_engine *engine, pkv_error *err);
@@ -199,16 +218,26 @@ PKV_API int32_t pkv_engine_pending(const pkv_engine *engine); /* requests runnin
 
 typedef struct pkv_engine_stats {
   uint32_t struct_size;
-  int64_t steps, prompt_tokens, prompt_tokens_reused, generated_tokens, preemptions;
+  int32_t max_seq_len; /* longest sequence this engine takes, prompt and answer */
+  int64_t steps, preemptions;
+  int64_t prompt_tokens;        /* of requests when they first ran ... */
+  int64_t prompt_tokens_reused; /* ... of which in pages taken over from another live request */
+  int64_t prefill_tokens;       /* computed in prefill, again after a preemption included */
+  int64_t decode_tokens;        /* computed one a request and step */
+  int64_t generated_tokens;
   int64_t prefix_pages_reused;
   int32_t rows_running, rows_waiting;
   int64_t pages_total, pages_in_use, pages_peak, pages_shared;
-  /* By pkv_route: KV bytes all decode steps so far read, or would have read by that route. */
+  size_t cache_bytes;
+  /* By pkv_route, with options.route_stats: K and V bytes, padding included, that the decoding rows
+     of all steps so far would have read by that route. */
   int64_t kv_bytes_route[8];
+  /* A step that does both is split by its tokens. */
   double prefill_seconds, decode_seconds;
 } pkv_engine_stats;
+#define PKV_ENGINE_STATS_INIT                                                                      \
+  { (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0 }
 
-/* struct_size is set by the caller. */
 PKV_API void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine);
 
 #ifdef __cplusplus

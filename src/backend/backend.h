@@ -124,7 +124,7 @@ struct pkv_executor {
   pkv_isa isa;
   pkv_workers *workers; /* CPU */
   const void *isa_ops;  /* CPU: the table of the chosen instruction set */
-  void *device_state;   /* CUDA */
+  void *device_state;   /* CPU: scratch of the workers (cpu_isa.h); CUDA: its own */
 };
 
 /* Each backend fills an executor whose allocator and device are set. E_UNSUPPORTED where it is

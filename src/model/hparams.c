@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Hyper-parameters of the llama architecture. One pass over all of them, before any use: a value
+ * out of its range is refused by key and value, a value we would have to ignore is refused by name.
+ */
+#include "model/model_parts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/status.h"
+
+#define MAX_LAYERS 4096
+#define MAX_WIDTH  (1 << 20)
+#define MAX_FFN    (1 << 22)
+#define MAX_HEADS  4096
+#define MAX_GROUP  32 /* query heads a KV head: what attention takes */
+
+static pkv_status get_i32(int32_t *out, const pkv_model *m, const char *key, bool required,
+                          int64_t lo, int64_t hi, pkv_error *err) {
+  int64_t value = *out;
+  PKV_TRY(pkv_gguf_get_int(&value, m->gguf, key, required, lo, hi, err));
+  *out = (int32_t)value;
+  return PKV_OK;
+}
+
+static pkv_status read_heads(pkv_model *m, pkv_error *err) {
+  pkv_hparams *hp = &m->hp;
+  PKV_TRY(get_i32(&hp->query_heads, m, "llama.attention.head_count", true, 1, MAX_HEADS, err));
+  hp->kv_heads = hp->query_heads;
+  PKV_TRY(get_i32(&hp->kv_heads, m, "llama.attention.head_count_kv", false, 1, MAX_HEADS, err));
+  PKV_CHECK(err, hp->query_heads % hp->kv_heads == 0, PKV_E_FORMAT,
+            "llama.attention.head_count is %d, not a multiple of "
+            "llama.attention.head_count_kv, which is %d",
+            (int)hp->query_heads, (int)hp->kv_heads);
+  PKV_CHECK(err, hp->query_heads / hp->kv_heads <= MAX_GROUP, PKV_E_UNSUPPORTED,
+            "llama.attention.head_count is %d for head_count_kv %d: at most %d query heads a KV "
+            "head are supported",
+            (int)hp->query_heads, (int)hp->kv_heads, MAX_GROUP);
+  hp->head_dim = 0;
+  PKV_TRY(get_i32(&hp->head_dim, m, "llama.attention.key_length", false, 1, MAX_WIDTH, err));
+  if (hp->head_dim == 0) {
+    PKV_CHECK(err, hp->width % hp->query_heads == 0, PKV_E_FORMAT,
+              "llama.embedding_length is %d, not a multiple of llama.attention.head_count, which "
+              "is %d",
+              (int)hp->width, (int)hp->query_heads);
+    hp->head_dim = hp->width / hp->query_heads;
+  }
+  PKV_CHECK(err, hp->head_dim % 8 == 0 && hp->head_dim <= 256, PKV_E_UNSUPPORTED,
+            "head dimension is %d (llama.attention.key_length, or embedding_length / head_count): "
+            "multiples of 8 up to 256 are supported",
+            (int)hp->head_dim);
+  int32_t value_dim = hp->head_dim;
+  PKV_TRY(get_i32(&value_dim, m, "llama.attention.value_length", false, 1, MAX_WIDTH, err));
+  PKV_CHECK(err, value_dim == hp->head_dim, PKV_E_UNSUPPORTED,
+            "llama.attention.value_length is %d, other than the key length %d: not supported",
+            (int)value_dim, (int)hp->head_dim);
+  return PKV_OK;
+}
+
+static bool span_is(pkv_span s, const char *text) {
+  return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0;
+}
+
+static pkv_status read_rope_scaling(pkv_model *m, pkv_error *err) {
+  pkv_span type = {"", 0};
+  double factor = 0.0;
+  PKV_TRY(pkv_gguf_get_string(&type, m->gguf, "llama.rope.scaling.type", false, err));
+  PKV_TRY(pkv_gguf_get_float(&factor, m->gguf, "llama.rope.scale_linear", false, 1e-3, 1e6, err));
+  const bool linear = span_is(type, "linear");
+  PKV_TRY(pkv_gguf_get_float(&factor, m->gguf, "llama.rope.scaling.factor", linear && factor == 0.0,
+                             1e-3, 1e6, err));
+  m->rope_factor = 1.0f;
+  if (type.size == 0 || linear) {
+    if (factor > 0.0) m->rope_factor = (float)factor;
+    return PKV_OK;
+  }
+  if (span_is(type, "none")) return PKV_OK;
+  return PKV_FAIL(err, PKV_E_UNSUPPORTED,
+                  "llama.rope.scaling.type is \"%.*s\": none and linear are supported (and "
+                  "rope_freqs.weight)",
+                  (int)(type.size < 40 ? type.size : 40), type.data);
+}
+
+static pkv_status read_rope(pkv_model *m, pkv_error *err) {
+  pkv_hparams *hp = &m->hp;
+  hp->rope_pairs_adjacent = 1;
+  hp->rope_dim = hp->head_dim;
+  PKV_TRY(get_i32(&hp->rope_dim, m, "llama.rope.dimension_count", false, 1, MAX_WIDTH, err));
+  PKV_CHECK(err, hp->rope_dim % 2 == 0 && hp->rope_dim <= hp->head_dim, PKV_E_FORMAT,
+            "llama.rope.dimension_count is %d: must be even and at most the head dimension %d",
+            (int)hp->rope_dim, (int)hp->head_dim);
+  double base = 10000.0;
+  PKV_TRY(pkv_gguf_get_float(&base, m->gguf, "llama.rope.freq_base", false, 1.0, 1e12, err));
+  hp->rope_base = (float)base;
+  return read_rope_scaling(m, err);
+}
+
+/* Keys that would change the arithmetic; the llama family has them at these values only. */
+static pkv_status refuse_unknown_arithmetic(const pkv_model *m, pkv_error *err) {
+  static const struct {
+    const char *key;
+    double neutral;
+  } keys[] = {{"llama.expert_count", 0},
+              {"llama.expert_used_count", 0},
+              {"llama.logit_scale", 1},
+              {"llama.residual_scale", 1},
+              {"llama.embedding_scale", 1},
+              {"llama.attention.scale", 0},
+              {"llama.attention.clamp_kqv", 0},
+              {"llama.attention.max_alibi_bias", 0},
+              {"llama.attention.sliding_window", 0},
+              {"llama.attn_logit_softcapping", 0},
+              {"llama.final_logit_softcapping", 0},
+              {"llama.rope.scaling.attn_factor", 1}};
+  for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+    const pkv_gguf_value *v = pkv_gguf_find(m->gguf, keys[i].key);
+    double value = keys[i].neutral;
+    if (!v) continue;
+    if (v->type == PKV_GGUF_F32 || v->type == PKV_GGUF_F64) {
+      PKV_TRY(pkv_gguf_get_float(&value, m->gguf, keys[i].key, false, -1e30, 1e30, err));
+    } else {
+      int64_t whole = 0;
+      PKV_TRY(pkv_gguf_get_int(&whole, m->gguf, keys[i].key, false, INT32_MIN, UINT32_MAX, err));
+      value = (double)whole;
+    }
+    PKV_CHECK(err, value == keys[i].neutral, PKV_E_UNSUPPORTED,
+              "%s is %g: only %g (or no such key) is supported", keys[i].key, value,
+              keys[i].neutral);
+  }
+  return PKV_OK;
+}
+
+static void copy_span(char *to, size_t size, pkv_span from) {
+  const size_t n = from.size < size - 1 ? from.size : size - 1;
+  memcpy(to, from.data, n);
+  to[n] = '\0';
+}
+
+pkv_status pkv_hparams_read(pkv_model *m, pkv_error *err) {
+  pkv_hparams *hp = &m->hp;
+  pkv_span architecture = {"", 0}, name = {"", 0};
+  PKV_TRY(pkv_gguf_get_string(&architecture, m->gguf, "general.architecture", true, err));
+  PKV_CHECK(err, span_is(architecture, "llama"), PKV_E_UNSUPPORTED,
+            "general.architecture is \"%.*s\": llama is supported",
+            (int)(architecture.size < 64 ? architecture.size : 64), architecture.data);
+  PKV_TRY(pkv_gguf_get_string(&name, m->gguf, "general.name", false, err));
+  copy_span(m->architecture, sizeof m->architecture, architecture);
+  copy_span(m->name, sizeof m->name, name);
+
+  PKV_TRY(get_i32(&hp->layers, m, "llama.block_count", true, 1, MAX_LAYERS, err));
+  PKV_TRY(get_i32(&hp->width, m, "llama.embedding_length", true, 1, MAX_WIDTH, err));
+  PKV_TRY(get_i32(&hp->feed_forward, m, "llama.feed_forward_length", true, 1, MAX_FFN, err));
+  PKV_TRY(get_i32(&hp->context, m, "llama.context_length", true, 1, INT32_MAX, err));
+  PKV_TRY(get_i32(&hp->vocab, m, "llama.vocab_size", false, 1, INT32_MAX, err));
+  PKV_TRY(read_heads(m, err));
+  PKV_TRY(read_rope(m, err));
+  double eps = 0.0;
+  PKV_TRY(pkv_gguf_get_float(&eps, m->gguf, "llama.attention.layer_norm_rms_epsilon", true, 1e-12,
+                             1.0, err));
+  hp->norm_eps = (float)eps;
+  return refuse_unknown_arithmetic(m, err);
+}

@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a model consists of. Private to src/model: model.c owns it, hparams.c and weights.c fill it,
+   forward.c reads it. */
+#ifndef PKV_MODEL_MODEL_PARTS_H
+#define PKV_MODEL_MODEL_PARTS_H
+
+#include "model/chat.h"
+#include "model/gguf.h"
+#include "model/model.h"
+#include "model/tokenizer.h"
+
+/* One transformer layer. Matrices are [outputs, inputs]; norms and biases are float, a bias may be
+   NULL. */
+typedef struct pkv_layer {
+  const float *attn_norm, *ffn_norm;     /* [width] */
+  pkv_weight q, k, v, o, gate, up, down; /* borrowed from the file */
+  const float *q_bias, *k_bias, *v_bias, *o_bias;
+} pkv_layer;
+
+struct pkv_model {
+  pkv_allocator allocator;
+  pkv_gguf *gguf;
+  pkv_tokenizer *tokenizer; /* NULL: the file has none */
+  pkv_chat_template *chat;  /* NULL: see chat_error */
+  pkv_error chat_error;
+  pkv_hparams hp;
+  float rope_factor;        /* positions are divided by it; 1 = no scaling */
+  const float *rope_freqs;  /* [rope_dim / 2] or NULL: each frequency is divided by its entry */
+  pkv_weight embed, output; /* output is embed where the file ties them */
+  const float *output_norm; /* [width] */
+  pkv_layer *layers;        /* [hp.layers]; NULL when only the tokenizer was wanted */
+  int64_t parameters, weight_bytes;
+  char architecture[32], name[96];
+};
+
+/* Reads and validates every hyper-parameter but the vocabulary's size before anything uses one. */
+pkv_status pkv_hparams_read(pkv_model *model, pkv_error *err);
+/* Finds every tensor by name, with its exact shape and a type we compute with; nothing else may be
+   in the file. Sets hp.vocab. */
+pkv_status pkv_weights_bind(pkv_model *model, pkv_error *err);
+/* E_FORMAT naming the first tensor that holds a NaN or an infinity, in block scales too. */
+pkv_status pkv_weights_check(const pkv_model *model, pkv_error *err);
+
+#endif

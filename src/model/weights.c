@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Binds the tensors of a llama file: every one by name, with exactly the shape that the
+ * hyper-parameters give. Weights are not copied; they stay in the mapped file.
+ */
+#include "model/model_parts.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+#define NAME_BYTES 64
+
+static const char *const layer_names[] = {
+    "attn_norm.weight",   "attn_q.weight",   "attn_k.weight",   "attn_v.weight",
+    "attn_output.weight", "ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight",
+    "ffn_down.weight",    "attn_q.bias",     "attn_k.bias",     "attn_v.bias",
+    "attn_output.bias"};
+static const char *const global_names[] = {"token_embd.weight", "output_norm.weight",
+                                           "output.weight", "rope_freqs.weight"};
+
+typedef struct binder {
+  pkv_model *m;
+  size_t bound; /* tensors of the file that have a place */
+  pkv_error *err;
+} binder;
+
+static bool computable(uint32_t type) {
+  return type == PKV_WTYPE_F32 || type == PKV_WTYPE_F16 || type == PKV_WTYPE_BF16 ||
+         type == PKV_WTYPE_Q8_0 || type == PKV_WTYPE_Q4_0 || type == PKV_WTYPE_Q4_1 ||
+         type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1;
+}
+
+static const char *type_name(uint32_t type) {
+  const char *name = NULL;
+  int64_t block, bytes;
+  return pkv_gguf_type_info(type, &name, &block, &bytes) ? name : "unknown";
+}
+
+/* *out is NULL when the tensor is absent and not required. */
+static pkv_status find(const pkv_gguf_tensor **out, binder *b, const char *name, bool required,
+                       int64_t inputs, int64_t outputs) {
+  const pkv_gguf_tensor *t = pkv_gguf_find_tensor(b->m->gguf, name);
+  *out = t;
+  if (!t) {
+    PKV_CHECK(b->err, !required, PKV_E_FORMAT, "tensor %s is missing", name);
+    return PKV_OK;
+  }
+  b->bound++;
+  PKV_CHECK(b->err,
+            t->extent[0] == inputs && t->extent[1] == outputs && t->extent[2] == 1 &&
+                t->extent[3] == 1,
+            PKV_E_FORMAT, "tensor %s: expected [%lld, %lld], found [%lld, %lld, %lld, %lld]", name,
+            (long long)inputs, (long long)outputs, (long long)t->extent[0], (long long)t->extent[1],
+            (long long)t->extent[2], (long long)t->extent[3]);
+  return PKV_OK;
+}
+
+static pkv_status bind_matrix(pkv_weight *out, binder *b, const char *name, int64_t inputs,
+                              int64_t outputs) {
+  const pkv_gguf_tensor *t;
+  PKV_TRY(find(&t, b, name, true, inputs, outputs));
+  PKV_CHECK(b->err, computable(t->type), PKV_E_UNSUPPORTED,
+            "tensor %s has type %s (%u); supported: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1", name,
+            type_name(t->type), t->type);
+  const char *type = NULL;
+  int64_t block = 1, block_bytes = 1;
+  (void)pkv_gguf_type_info(t->type, &type, &block, &block_bytes);
+  PKV_CHECK(b->err, inputs % block == 0, PKV_E_FORMAT,
+            "tensor %s: rows of %lld elements are not whole blocks of %lld (%s)", name,
+            (long long)inputs, (long long)block, type);
+  out->type = (pkv_wtype)t->type;
+  out->pad = 0;
+  out->n = outputs;
+  out->k = inputs;
+  out->data = t->data;
+  out->row_bytes = inputs / block * block_bytes;
+  b->m->parameters += inputs * outputs;
+  b->m->weight_bytes += (int64_t)t->bytes;
+  return PKV_OK;
+}
+
+static pkv_status bind_vector(const float **out, binder *b, const char *name, bool required,
+                              int64_t count) {
+  const pkv_gguf_tensor *t;
+  *out = NULL;
+  PKV_TRY(find(&t, b, name, required, count, 1));
+  if (!t) return PKV_OK;
+  PKV_CHECK(b->err, t->type == PKV_WTYPE_F32, PKV_E_UNSUPPORTED,
+            "tensor %s has type %s (%u); norms, biases and rope_freqs must be F32", name,
+            type_name(t->type), t->type);
+  PKV_CHECK(b->err, (uintptr_t)t->data % sizeof(float) == 0, PKV_E_FORMAT,
+            "tensor %s lies at file offset %zu, not aligned for F32", name, t->offset);
+  *out = (const float *)(const void *)t->data;
+  b->m->parameters += count;
+  b->m->weight_bytes += (int64_t)t->bytes;
+  return PKV_OK;
+}
+
+static pkv_status bind_layer(binder *b, int32_t index) {
+  const pkv_hparams *hp = &b->m->hp;
+  pkv_layer *l = &b->m->layers[index];
+  const int64_t width = hp->width, ffn = hp->feed_forward;
+  const int64_t q = (int64_t)hp->query_heads * hp->head_dim;
+  const int64_t kv = (int64_t)hp->kv_heads * hp->head_dim;
+  const struct {
+    const char *name;
+    pkv_weight *to;
+    int64_t inputs, outputs;
+  } matrices[] = {
+      {"attn_q.weight", &l->q, width, q},        {"attn_k.weight", &l->k, width, kv},
+      {"attn_v.weight", &l->v, width, kv},       {"attn_output.weight", &l->o, q, width},
+      {"ffn_gate.weight", &l->gate, width, ffn}, {"ffn_up.weight", &l->up, width, ffn},
+      {"ffn_down.weight", &l->down, ffn, width}};
+  const struct {
+    const char *name;
+    const float **to;
+    bool required;
+    int64_t count;
+  } vectors[] = {{"attn_norm.weight", &l->attn_norm, true, width},
+                 {"ffn_norm.weight", &l->ffn_norm, true, width},
+                 {"attn_q.bias", &l->q_bias, false, q},
+                 {"attn_k.bias", &l->k_bias, false, kv},
+                 {"attn_v.bias", &l->v_bias, false, kv},
+                 {"attn_output.bias", &l->o_bias, false, width}};
+  char name[NAME_BYTES];
+  for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
+    (void)snprintf(name, sizeof name, "blk.%d.%s", (int)index, matrices[i].name);
+    PKV_TRY(bind_matrix(matrices[i].to, b, name, matrices[i].inputs, matrices[i].outputs));
+  }
+  for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+    (void)snprintf(name, sizeof name, "blk.%d.%s", (int)index, vectors[i].name);
+    PKV_TRY(bind_vector(vectors[i].to, b, name, vectors[i].required, vectors[i].count));
+  }
+  return PKV_OK;
+}
+
+static bool is_known(const pkv_model *m, pkv_span name) {
+  for (size_t i = 0; i < sizeof global_names / sizeof global_names[0]; i++) {
+    if (name.size == strlen(global_names[i]) && memcmp(name.data, global_names[i], name.size) == 0)
+      return true;
+  }
+  size_t at = 4;
+  int64_t layer = 0;
+  if (name.size < at || memcmp(name.data, "blk.", at) != 0) return false;
+  for (; at < name.size && name.data[at] >= '0' && name.data[at] <= '9' && layer < INT32_MAX; at++)
+    layer = layer * 10 + (name.data[at] - '0');
+  if (layer >= m->hp.layers || at == name.size) return false;
+  at++;
+  for (size_t i = 0; i < sizeof layer_names / sizeof layer_names[0]; i++) {
+    if (name.size - at == strlen(layer_names[i]) &&
+        memcmp(name.data + at, layer_names[i], name.size - at) == 0)
+      return true;
+  }
+  return false;
+}
+
+/* A tensor that we would leave out of the arithmetic makes the results wrong: refuse it. */
+static pkv_status refuse_leftovers(binder *b) {
+  const size_t count = pkv_gguf_tensor_count(b->m->gguf);
+  if (b->bound == count) return PKV_OK;
+  for (size_t i = 0; i < count; i++) {
+    const pkv_span name = pkv_gguf_tensor_at(b->m->gguf, i)->name;
+    PKV_CHECK(b->err, is_known(b->m, name), PKV_E_UNSUPPORTED,
+              "tensor %.*s is not part of a llama model of %d layers", (int)name.size, name.data,
+              (int)b->m->hp.layers);
+  }
+  return PKV_FAIL(b->err, PKV_E_FORMAT, "%zu tensors in the file, %zu of them have a place", count,
+                  b->bound);
+}
+
+/* The vocabulary's size is the embedding's; the key, where there is one, must agree. */
+static pkv_status bind_embedding(binder *b) {
+  pkv_hparams *hp = &b->m->hp;
+  const pkv_gguf_tensor *t = pkv_gguf_find_tensor(b->m->gguf, "token_embd.weight");
+  PKV_CHECK(b->err, t, PKV_E_FORMAT, "tensor token_embd.weight is missing");
+  PKV_CHECK(b->err, t->extent[1] >= 1 && t->extent[1] <= INT32_MAX, PKV_E_FORMAT,
+            "tensor token_embd.weight has %lld rows: a vocabulary has 1..%d",
+            (long long)t->extent[1], INT32_MAX);
+  if (hp->vocab == 0) hp->vocab = (int32_t)t->extent[1];
+  return bind_matrix(&b->m->embed, b, "token_embd.weight", hp->width, hp->vocab);
+}
+
+pkv_status pkv_weights_bind(pkv_model *m, pkv_error *err) {
+  binder b = {m, 0, err};
+  const pkv_hparams *hp = &m->hp;
+  PKV_CHECK(err, pkv_gguf_tensor_count(m->gguf) > 0, PKV_E_FORMAT,
+            "no tensors: vocabulary file (open it with tokenizer_only)");
+  PKV_TRY(bind_embedding(&b));
+  PKV_TRY(bind_vector(&m->output_norm, &b, "output_norm.weight", true, hp->width));
+  m->output = m->embed;
+  if (pkv_gguf_find_tensor(m->gguf, "output.weight"))
+    PKV_TRY(bind_matrix(&m->output, &b, "output.weight", hp->width, hp->vocab));
+  PKV_TRY(bind_vector(&m->rope_freqs, &b, "rope_freqs.weight", false, hp->rope_dim / 2));
+  for (int32_t i = 0; m->rope_freqs && i < hp->rope_dim / 2; i++) {
+    PKV_CHECK(err, isfinite(m->rope_freqs[i]) && m->rope_freqs[i] > 0.0f, PKV_E_FORMAT,
+              "rope_freqs.weight[%d] is %g: must be positive and finite", (int)i,
+              (double)m->rope_freqs[i]);
+  }
+  /* Before a table is taken for them: the last layer of the count must be there. */
+  char last[NAME_BYTES];
+  (void)snprintf(last, sizeof last, "blk.%d.attn_norm.weight", (int)hp->layers - 1);
+  PKV_CHECK(err, pkv_gguf_find_tensor(m->gguf, last), PKV_E_FORMAT,
+            "tensor %s is missing (llama.block_count is %d)", last, (int)hp->layers);
+  m->layers = pkv_alloc_zeroed(&m->allocator, (size_t)hp->layers, sizeof *m->layers);
+  PKV_CHECK(err, m->layers, PKV_E_NOMEM, "no memory for %d layers", (int)hp->layers);
+  for (int32_t i = 0; i < hp->layers; i++)
+    PKV_TRY(bind_layer(&b, i));
+  return refuse_leftovers(&b);
+}
+
+/* Whether float number `i` of a tensor is finite: an element, or a block's scale or minimum. */
+static bool half_is_finite(const unsigned char *p) {
+  return isfinite(pkv_f16_to_f32((uint16_t)(p[0] | p[1] << 8)));
+}
+
+static int64_t first_bad(const pkv_gguf_tensor *t, int64_t block_bytes) {
+  const int64_t count = (int64_t)t->bytes / block_bytes;
+  for (int64_t i = 0; i < count; i++) {
+    const unsigned char *p = t->data + i * block_bytes;
+    bool good = true;
+    float f;
+    switch (t->type) {
+    case PKV_WTYPE_F32:
+      memcpy(&f, p, sizeof f);
+      good = isfinite(f);
+      break;
+    case PKV_WTYPE_BF16:
+      good = isfinite(pkv_bf16_to_f32((uint16_t)(p[0] | p[1] << 8)));
+      break;
+    case PKV_WTYPE_Q4_1:
+    case PKV_WTYPE_Q5_1:
+      good = half_is_finite(p) && half_is_finite(p + 2);
+      break;
+    default: /* F16, Q4_0, Q5_0, Q8_0: a half at the start */
+      good = half_is_finite(p);
+      break;
+    }
+    if (!good) return i;
+  }
+  return -1;
+}
+
+pkv_status pkv_weights_check(const pkv_model *m, pkv_error *err) {
+  for (size_t i = 0; i < pkv_gguf_tensor_count(m->gguf); i++) {
+    const pkv_gguf_tensor *t = pkv_gguf_tensor_at(m->gguf, i);
+    const char *type = NULL;
+    int64_t block = 1, block_bytes = 1;
+    if (!pkv_gguf_type_info(t->type, &type, &block, &block_bytes)) continue;
+    const int64_t bad = first_bad(t, block_bytes);
+    PKV_CHECK(err, bad < 0, PKV_E_FORMAT, "tensor %.*s: %s %lld of type %s is not finite",
+              (int)t->name.size, t->name.data, block == 1 ? "element" : "block", (long long)bad,
+              type);
+  }
+  return PKV_OK;
+}

@@ -1,0 +1,28 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Every header compiles alone: the public ones as C11 and as C++17, those of src/ as C11.
+set -eu
+cd "$(dirname "$0")/.."
+warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
+count=0
+bad=0
+
+# alone COMPILER FLAGS HEADER
+alone() {
+  count=$((count + 1))
+  # shellcheck disable=SC2086 # flags are words
+  if ! printf '#include "%s"\n' "$3" | $1 $2 $warnings -Iinclude -Isrc -fsyntax-only -; then
+    echo "$3 does not compile alone with $1 $2"
+    bad=$((bad + 1))
+  fi
+}
+
+for header in include/pkv/*.h; do
+  alone cc "-x c -std=c11 -Wstrict-prototypes" "${header#include/}"
+  alone c++ "-x c++ -std=c++17" "${header#include/}"
+done
+for header in $(find src -name '*.h' | sort); do
+  alone cc "-x c -std=c11 -D_GNU_SOURCE" "${header#src/}"
+done
+echo "check_headers: $count compilations, $bad failed"
+[ $bad -eq 0 ]
