@@ -125,8 +125,8 @@ static void test_every_byte_changed(void **state) {
   for (size_t at = 0; at < size; at++) {
     const unsigned char before = bytes[at];
     for (size_t i = 0; i < sizeof values + 8; i++) {
-      bytes[at] =
-          i < sizeof values ? values[i] : (unsigned char)(before ^ 1u << (i - sizeof values));
+      const unsigned bit = i < sizeof values ? 0u : 1u << (i - sizeof values);
+      bytes[at] = i < sizeof values ? values[i] : (unsigned char)((before ^ bit) & 0xffu);
       opened += open_and_touch(bytes, size, &err);
       tried++;
     }
