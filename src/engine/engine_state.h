@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine's own state, shared by its files only.
+ *
+ *   engine.c     creating, submitting, cancelling, statistics
+ *   admission.c  who runs: queue, shared prefixes, pages, preemption
+ *   batch.c      what a step computes: tokens, groups, plans
+ *   step.c       one step: the above in order, forward, sampling, events
+ *
+ * A request is a pkv_seq in a slot of `seqs` from submit to its last event. It waits in `waiting` or
+ * runs in `running`; both are ordered by id, which is the order of arrival, so that a preempted
+ * request returns to its own place. Running ones own a row of the block table.
+ */
+#ifndef PKV_ENGINE_STATE_H
+#define PKV_ENGINE_STATE_H
+
+#include "base/alloc.h"
+#include "engine/sampling.h"
+#include "model/model.h"
+
+/*
+ * A chunk of a prompt goes to attention as rows of q_len 64, 32, 16, ... by the binary digits of
+ * its length: any mixture of chunks makes at most PKV_Q_CLASSES groups, whose rows balance over the
+ * workers, and memory for that many plans is all a step needs.
+ */
+#define PKV_Q_CLASSES 7
+#define PKV_Q_LARGEST (1 << (PKV_Q_CLASSES - 1))
+/* Rows of logits a step can hold beyond one a running request: prompt tokens scored a step. */
+#define PKV_SCORE_TOKENS 64
+/* Admission leaves this many pages free for each running request, so that it is not preempted at
+   once. */
+#define PKV_HEADROOM_PAGES 2
+
+typedef enum pkv_seq_state { PKV_SEQ_FREE = 0, PKV_SEQ_WAITING, PKV_SEQ_RUNNING } pkv_seq_state;
+
+typedef struct pkv_seq {
+  int64_t id;
+  pkv_seq_state state;
+  int32_t row;     /* of the block table while running */
+  int32_t *tokens; /* [capacity]: prompt, then what was generated; kept with the slot */
+  int32_t capacity;
+  uint64_t *digests; /* [digest_capacity]: chained hashes of the prompt's whole pages */
+  int32_t digest_capacity, digest_count;
+  int32_t prompt;   /* tokens of the prompt */
+  int32_t known;    /* tokens there are: prompt and generated */
+  int32_t computed; /* tokens whose K and V are in the cache */
+  int32_t planned;  /* tokens this step computes */
+  int32_t limit;    /* known at most */
+  int32_t echoed;   /* prompt tokens whose events were written */
+  bool echo, scoring, logprobs, ignore_end, cancelled, counted;
+  int32_t top_logprobs;
+  pkv_sampling sampling;
+  void *user;
+} pkv_seq;
+
+/* Rows of one q_len in the batch of a step. */
+typedef struct pkv_q_class {
+  pkv_shape shape;
+  pkv_plan_options plan_options;
+  int32_t max_rows, rows;
+  int32_t *seq_len; /* [max_rows] */
+  int32_t *table;   /* [max_rows, max_pages]: copies of the block table's rows */
+  void *plan;
+  size_t plan_bytes;
+} pkv_q_class;
+
+/* Which token a row of logits belongs to. */
+typedef struct pkv_logit_row {
+  int32_t seq, position;
+} pkv_logit_row;
+
+struct pkv_engine {
+  pkv_allocator allocator;
+  const pkv_model *model;
+  pkv_engine_options options; /* every 0 replaced by its default */
+  pkv_hparams shape;
+  int32_t vocab; /* tokens that may be sampled: padding rows of the head are none */
+  int32_t max_pages, max_tokens, max_logits;
+
+  pkv_executor *executor;
+  pkv_forward *forward;
+  pkv_pool *pool;
+  pkv_table *table;
+  pkv_cache *caches; /* [layers] */
+
+  pkv_seq *seqs;              /* [max_requests] */
+  int32_t *waiting, *running; /* slots, by id: [max_requests], [max_rows] */
+  int32_t waiting_count, running_count;
+  int32_t *free_rows; /* [max_rows], a stack */
+  int32_t free_row_count;
+  int64_t next_id;
+
+  /* The batch of a step. */
+  int32_t *ids, *positions; /* [max_tokens] */
+  int64_t *slots;           /* [max_tokens] */
+  int32_t *logit_tokens;    /* [max_logits] */
+  pkv_logit_row *logit_rows;
+  float *logits; /* [max_logits, hparams.vocab] */
+  int32_t tokens, decode_tokens, logit_count;
+  pkv_q_class classes[PKV_Q_CLASSES]; /* by q_len 1, 2, 4, ... */
+  pkv_forward_group groups[PKV_Q_CLASSES];
+  int32_t group_count;
+  int32_t *decode_len; /* [max_rows]: lengths of the decoding rows, for policy and statistics */
+  int32_t decode_rows;
+  void *stats_plan;
+  size_t stats_plan_bytes;
+  pkv_sampling_scratch scratch;
+
+  pkv_engine_stats stats;
+};
+
+/* Where the events of a step go. */
+typedef struct pkv_event_sink {
+  pkv_event *events;
+  size_t capacity, count;
+} pkv_event_sink;
+
+static inline int32_t pkv_pages_for(const struct pkv_engine *e, int32_t tokens) {
+  const int32_t page = e->options.page_tokens;
+  return tokens / page + (tokens % page != 0);
+}
+
+/* A request with one token to compute behind its prompt advances in every step. */
+static inline bool pkv_seq_decodes(const pkv_seq *s) {
+  return s->known > s->prompt && s->known - s->computed == 1;
+}
+
+/* admission.c */
+/* Puts a slot into the queue at its id's place. */
+void pkv_engine_enqueue(pkv_engine *engine, int32_t slot);
+void pkv_engine_dequeue(pkv_engine *engine, int32_t slot);
+/* Moves waiting requests into the batch as rows and pages allow. */
+pkv_status pkv_engine_admit(pkv_engine *engine, pkv_error *err);
+/* Gives a running request's row and pages back; the request is then in neither list. */
+pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err);
+/* Sets `planned` of each running request and takes its pages, preempting the youngest if need be. */
+pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err);
+
+/* batch.c */
+pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_error *err);
+void pkv_batch_destroy(pkv_engine *engine);
+/* Lays the planned tokens out and builds the plans. */
+pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err);
+/* Adds what each route would have read for the decoding rows to the statistics. */
+pkv_status pkv_batch_count_routes(pkv_engine *engine, pkv_error *err);
+
+#endif

@@ -1,0 +1,229 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* One step: cancellations, admission, batch, forward, sampling, events. Every request ends in
+ * end_request. */
+#include "engine/engine_state.h"
+
+#include <math.h>
+
+#include "base/clock.h"
+#include "base/status.h"
+
+static pkv_event *push_event(pkv_event_sink *sink, const pkv_seq *s) {
+  PKV_ASSERT(sink->count < sink->capacity);
+  pkv_event *const event = &sink->events[sink->count++];
+  event->request = s->id;
+  event->user = s->user;
+  event->token = -1;
+  event->position = s->known;
+  event->from_prompt = 0;
+  event->finish = PKV_FINISH_NONE;
+  event->logprob = NAN;
+  event->top_count = 0;
+  return event;
+}
+
+/* The one way a request ends: pages and row given back, slot free. Its last event is written. */
+static pkv_status end_request(pkv_engine *e, int32_t slot, pkv_error *err) {
+  pkv_seq *const s = &e->seqs[slot];
+  pkv_status status = PKV_OK;
+  if (s->state == PKV_SEQ_RUNNING)
+    status = pkv_engine_leave(e, slot, err);
+  else
+    pkv_engine_dequeue(e, slot);
+  s->state = PKV_SEQ_FREE;
+  return status;
+}
+
+static pkv_status end_without_token(pkv_engine *e, int32_t slot, pkv_finish finish,
+                                    pkv_event_sink *sink, pkv_error *err) {
+  push_event(sink, &e->seqs[slot])->finish = finish;
+  return end_request(e, slot, err);
+}
+
+static pkv_status cancel_running(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
+  for (int32_t i = e->running_count; i-- > 0;) {
+    const int32_t slot = e->running[i];
+    if (e->seqs[slot].cancelled)
+      PKV_TRY(end_without_token(e, slot, PKV_FINISH_CANCELLED, sink, err));
+  }
+  return PKV_OK;
+}
+
+/* They may be many: as far as there is room for events, the others in the next step. */
+static pkv_status cancel_waiting(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
+  for (int32_t i = e->waiting_count; i-- > 0 && sink->count < sink->capacity;) {
+    const int32_t slot = e->waiting[i];
+    if (e->seqs[slot].cancelled)
+      PKV_TRY(end_without_token(e, slot, PKV_FINISH_CANCELLED, sink, err));
+  }
+  return PKV_OK;
+}
+
+/* Of `token` and the best ones by these logits. */
+static void fill_logprobs(const pkv_engine *e, const pkv_seq *s, const float *logits,
+                          pkv_event *event) {
+  if (!s->logprobs) return;
+  const double log_sum = pkv_logits_log_sum(logits, e->vocab);
+  if (event->token >= 0 && event->token < e->vocab)
+    event->logprob = (float)((double)logits[event->token] - log_sum);
+  event->top_count = pkv_logits_top(event->top, s->top_logprobs, logits, e->vocab, log_sum);
+}
+
+/* The event of prompt token `index`; logits of the token before, or NULL. */
+static pkv_status echo_token(pkv_engine *e, int32_t slot, int32_t index, const float *logits,
+                             pkv_event_sink *sink, pkv_error *err) {
+  pkv_seq *const s = &e->seqs[slot];
+  float max = 0.0f;
+  if (logits != NULL && !pkv_logits_max(&max, logits, e->vocab))
+    return end_without_token(e, slot, PKV_FINISH_ERROR, sink, err);
+  pkv_event *const event = push_event(sink, s);
+  event->token = s->tokens[index];
+  event->position = index;
+  event->from_prompt = 1;
+  if (logits != NULL) fill_logprobs(e, s, logits, event);
+  s->echoed = index + 1;
+  if (s->echoed < s->prompt || s->limit > s->prompt) return PKV_OK;
+  event->finish = PKV_FINISH_LENGTH;
+  return end_request(e, slot, err);
+}
+
+/* Prompt tokens whose events need no logits: the first, or all of them when none are asked for. */
+static pkv_status echo_plain(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
+  for (int32_t i = e->running_count; i-- > 0;) {
+    const int32_t slot = e->running[i];
+    const pkv_seq *const s = &e->seqs[slot];
+    if (!s->echo || s->planned == 0) continue;
+    int32_t end = s->computed < s->prompt ? s->computed : s->prompt;
+    if (s->scoring && end > 1) end = 1;
+    while (s->state == PKV_SEQ_RUNNING && s->echoed < end)
+      PKV_TRY(echo_token(e, slot, s->echoed, NULL, sink, err));
+  }
+  return PKV_OK;
+}
+
+static pkv_status sample_token(pkv_engine *e, int32_t slot, const float *logits,
+                               pkv_event_sink *sink, pkv_error *err) {
+  pkv_seq *const s = &e->seqs[slot];
+  const int32_t token = pkv_sample(logits, e->vocab, &s->sampling, s->known, &e->scratch);
+  if (token < 0) return end_without_token(e, slot, PKV_FINISH_ERROR, sink, err);
+  pkv_event *const event = push_event(sink, s);
+  event->token = token;
+  fill_logprobs(e, s, logits, event);
+  s->tokens[s->known++] = token;
+  e->stats.generated_tokens++;
+  if (!s->ignore_end && pkv_model_is_end(e->model, token) != 0)
+    event->finish = PKV_FINISH_STOP;
+  else if (s->known == s->limit)
+    event->finish = PKV_FINISH_LENGTH;
+  return event->finish == PKV_FINISH_NONE ? PKV_OK : end_request(e, slot, err);
+}
+
+static pkv_status publish(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
+  PKV_TRY(echo_plain(e, sink, err));
+  for (int32_t i = 0; i < e->logit_count; i++) {
+    const pkv_logit_row at = e->logit_rows[i];
+    const pkv_seq *const s = &e->seqs[at.seq];
+    const float *const logits = e->logits + (size_t)i * (size_t)e->shape.vocab;
+    if (s->state != PKV_SEQ_RUNNING) continue; /* ended by an earlier row of this step */
+    if (at.position + 1 < s->prompt)
+      PKV_TRY(echo_token(e, at.seq, at.position + 1, logits, sink, err));
+    else
+      PKV_TRY(sample_token(e, at.seq, logits, sink, err));
+  }
+  return PKV_OK;
+}
+
+static pkv_status forward(pkv_engine *e, pkv_error *err) {
+  const pkv_forward_batch batch = {
+      .tokens = e->tokens,
+      .ids = e->ids,
+      .positions = e->positions,
+      .slots = e->slots,
+      .groups = e->groups,
+      .group_count = e->group_count,
+      .logit_tokens = e->logit_tokens,
+      .logit_count = e->logit_count,
+      .logits = e->logits,
+  };
+  return pkv_forward_run(e->forward, e->caches, &batch, err);
+}
+
+/* After a failure: rows back to what is really computed, so that the step can be tried again. */
+static void roll_back(pkv_engine *e) {
+  for (int32_t i = 0; i < e->running_count; i++) {
+    pkv_seq *const s = &e->seqs[e->running[i]];
+    s->planned = 0;
+    if (pkv_table_seq_len(e->table, s->row) > s->computed)
+      (void)!pkv_table_truncate(e->table, s->row, s->computed, NULL);
+  }
+}
+
+static void count_step(pkv_engine *e, int64_t nanoseconds) {
+  const double seconds = (double)nanoseconds * 1e-9;
+  const double share = (double)e->decode_rows / (double)e->tokens;
+  e->stats.steps++;
+  e->stats.decode_tokens += e->decode_rows;
+  e->stats.prefill_tokens += e->tokens - e->decode_rows;
+  e->stats.decode_seconds += seconds * share;
+  e->stats.prefill_seconds += seconds * (1.0 - share);
+}
+
+static pkv_status compute(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
+  const int64_t begin = pkv_clock_ns();
+  pkv_status status = pkv_engine_reserve(e, err);
+  if (status == PKV_OK) status = pkv_batch_build(e, err);
+  if (status == PKV_OK && e->tokens > 0) status = forward(e, err);
+  if (status != PKV_OK) {
+    roll_back(e);
+    return status;
+  }
+  if (e->tokens == 0) return PKV_OK;
+  for (int32_t i = 0; i < e->running_count; i++) {
+    pkv_seq *const s = &e->seqs[e->running[i]];
+    s->computed += s->planned;
+  }
+  PKV_TRY(pkv_batch_count_routes(e, err));
+  PKV_TRY(publish(e, sink, err));
+  count_step(e, pkv_clock_ns() - begin);
+  return PKV_OK;
+}
+
+/* With nothing running, nobody owns a page. */
+static pkv_status check_idle(const pkv_engine *e, pkv_error *err) {
+  pkv_pool_stats pool;
+  if (e->running_count > 0) return PKV_OK;
+  pkv_pool_get_stats(&pool, e->pool);
+  PKV_CHECK(err, pool.pages_in_use == 0 && pool.pages_free == pool.pages_total, PKV_E_INTERNAL,
+            "nothing runs, but %lld of %lld pages are in use and %lld free",
+            (long long)pool.pages_in_use, (long long)pool.pages_total, (long long)pool.pages_free);
+  return PKV_OK;
+}
+
+static bool someone_echoes(const pkv_engine *e) {
+  for (int32_t i = 0; i < e->running_count; i++)
+    if (e->seqs[e->running[i]].echo) return true;
+  for (int32_t i = 0; i < e->waiting_count; i++)
+    if (e->seqs[e->waiting[i]].echo) return true;
+  return false;
+}
+
+pkv_status pkv_engine_step(pkv_event *events, size_t capacity, size_t *count, pkv_engine *engine,
+                           pkv_error *err) {
+  PKV_CHECK(err, count != NULL, PKV_E_INVALID, "count is NULL");
+  *count = 0;
+  PKV_CHECK(err, engine != NULL, PKV_E_INVALID, "engine is NULL");
+  PKV_CHECK(err, events != NULL, PKV_E_INVALID, "events is NULL");
+  const size_t echo = someone_echoes(engine) ? (size_t)engine->options.prefill_chunk : 0;
+  const size_t least = (size_t)engine->options.max_rows + echo;
+  PKV_CHECK(err, capacity >= least, PKV_E_TOO_SMALL, "capacity is %zu events, a step may need %zu",
+            capacity, least);
+
+  pkv_event_sink sink = {events, capacity, 0};
+  pkv_status status = cancel_running(engine, &sink, err);
+  if (status == PKV_OK) status = pkv_engine_admit(engine, err);
+  if (status == PKV_OK) status = compute(engine, &sink, err);
+  if (status == PKV_OK) status = cancel_waiting(engine, &sink, err);
+  if (status == PKV_OK) status = check_idle(engine, err);
+  *count = sink.count;
+  return status;
+}
