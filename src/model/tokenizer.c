@@ -177,6 +177,11 @@ int32_t pkv_tokenizer_find_special(const pkv_tokenizer *t, const char *text, siz
   return pkv_specials_exact(&t->specials, text, bytes);
 }
 
+int32_t pkv_tokenizer_match_special(const pkv_tokenizer *t, const char *text, size_t bytes,
+                                    size_t at) {
+  return pkv_specials_match(&t->specials, text, at, bytes, bytes);
+}
+
 bool pkv_tokenizer_is_control(const pkv_tokenizer *t, int32_t token) {
   return token >= 0 && token < t->vocab.size && pkv_vocab_is_control(&t->vocab, token);
 }

@@ -35,6 +35,9 @@ int32_t pkv_tokenizer_eos(const pkv_tokenizer *t);
 bool pkv_tokenizer_is_end(const pkv_tokenizer *t, int32_t token);
 /* The id whose text is exactly this control or user-defined token, or -1. */
 int32_t pkv_tokenizer_find_special(const pkv_tokenizer *t, const char *text, size_t bytes);
+/* The longest control or user-defined token at text[at], at < bytes; -1 = none. */
+int32_t pkv_tokenizer_match_special(const pkv_tokenizer *t, const char *text, size_t bytes,
+                                    size_t at);
 /* True for kinds that only trusted text becomes. */
 bool pkv_tokenizer_is_control(const pkv_tokenizer *t, int32_t token);
 /*
