@@ -3,6 +3,7 @@
  * The GGUF reader on real files: what is no file, files beyond 4 GiB, keys larger than the first
  * read, files that shrink while they are open, and allocations that fail.
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -252,12 +253,39 @@ static void test_no_memory(void **state) {
   assert_int_equal(open_files(), before);
 }
 
+/* The fuzzer's seeds come from another writer than gguf_build: their names say what they are. */
+static void test_seeds(void **state) {
+  (void)state;
+  static const char seeds[] = PKV_SOURCE_DIR "/fuzz/corpus/gguf";
+  int good = 0, bad = 0;
+  DIR *dir = opendir(seeds);
+  assert_non_null(dir);
+  for (const struct dirent *entry = readdir(dir); entry != NULL; entry = readdir(dir)) {
+    char name[4096];
+    pkv_gguf *g = NULL;
+    pkv_error err = {0};
+    const bool is_good = strncmp(entry->d_name, "good_", 5) == 0;
+    if (!is_good && strncmp(entry->d_name, "bad_", 4) != 0) continue;
+    (void)snprintf(name, sizeof name, "%s/%s", seeds, entry->d_name);
+    const pkv_status status = pkv_gguf_open(&g, name, NULL, &err);
+    if ((status == PKV_OK) != is_good)
+      fail_msg("%s: %s \"%s\"", entry->d_name, pkv_status_name(status), err.text);
+    good += is_good;
+    bad += !is_good;
+    pkv_gguf_close(g);
+  }
+  assert_int_equal(closedir(dir), 0);
+  assert_true(good >= 10);
+  assert_true(bad >= 20);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_no_file),         cmocka_unit_test(test_cut_file),
       cmocka_unit_test(test_five_gib),        cmocka_unit_test(test_keys_beyond_first_read),
       cmocka_unit_test(test_keys_to_the_end), cmocka_unit_test(test_file_shrinks),
       cmocka_unit_test(test_file_replaced),   cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_seeds),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
