@@ -7,7 +7,8 @@
 #include "backend/cpu/cpu_isa.h"
 
 #include <stdatomic.h>
-#include <string.h>
+
+#include "plan/plan_core.h"
 
 typedef struct attention_run {
   const pkv_attention_params *p;
@@ -33,17 +34,6 @@ typedef struct attention_piece {
 
 static int64_t min64(int64_t a, int64_t b) {
   return a < b ? a : b;
-}
-
-/* First unit of the row that some query sees, and how many units follow it to the row's end. */
-static void row_units(const attention_run *run, int32_t row, int64_t *first, int64_t *count) {
-  const struct pkv_plan *plan = run->plan;
-  const int64_t len = run->seq_len[row], unit = plan->unit_tokens;
-  int64_t position = len - plan->q_len, lo = 0; /* of the first query token */
-  if (position < 0) position = 0;
-  if (plan->window > 0 && position + 1 > plan->window) lo = position + 1 - plan->window;
-  *first = lo / unit;
-  *count = (len + unit - 1) / unit - *first;
 }
 
 static pkv_cpu_block block_at(const attention_run *run, const attention_piece *piece,
@@ -143,36 +133,22 @@ static void run_cut(const attention_run *run, void *scratch, const attention_pie
 
 static void run_part(void *ctx, int64_t item, int32_t worker) {
   const attention_run *run = ctx;
-  const struct pkv_plan *plan = run->plan;
-  const int invariant = (plan->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
+  const pkv_plan_cursor *cursors = pkv_plan_at(run->plan, run->plan->cursors_at);
+  const pkv_plan_core core = pkv_plan_core_of(run->plan);
   void *scratch = pkv_cpu_scratch(run->executor, worker);
-  const pkv_plan_cursor *from =
-      (const pkv_plan_cursor *)pkv_plan_at(plan, plan->cursors_at) + run->first + item;
-  const pkv_plan_cursor *to = from + 1;
-  int32_t row = from->row, head = from->kv_head;
-  int64_t unit = from->unit;
-  for (;;) {
-    const int last = row == to->row && head == to->kv_head;
-    if (last && unit >= to->unit) return;
-    PKV_ASSERT(row >= 0 && row < plan->rows && head >= 0 && head < plan->kv_heads);
-    int64_t first, count;
-    row_units(run, row, &first, &count);
-    const int64_t end = last ? to->unit : count;
-    PKV_ASSERT(unit >= 0 && unit <= end && end <= count);
-    const attention_piece piece = {row, head, first + unit, first + end};
-    if (unit == 0 && end == count) {
+  pkv_plan_cursor at = cursors[run->first + item];
+  const pkv_plan_cursor end = cursors[run->first + item + 1];
+  pkv_plan_piece next;
+  while (pkv_plan_next_piece(&next, &core, run->seq_len, &at, &end)) {
+    const attention_piece piece = {next.row, next.kv_head,
+                                   (int64_t)next.first_unit + next.unit_begin,
+                                   (int64_t)next.first_unit + next.unit_end};
+    PKV_ASSERT(next.row >= 0 && next.row < core.rows && next.kv_head >= 0);
+    PKV_ASSERT(next.kv_head < core.kv_heads && next.unit_begin <= next.unit_end);
+    if (next.whole)
       run_whole(run, scratch, &piece);
-    } else if (unit > 0) {
-      run_cut(run, scratch, &piece, from->slot + (invariant ? unit : 0), from->merge);
-    } else {
-      run_cut(run, scratch, &piece, to->slot - (invariant ? 0 : 1), to->merge);
-    }
-    if (last) return;
-    unit = 0;
-    if (++head == plan->kv_heads) {
-      head = 0;
-      row++;
-    }
+    else
+      run_cut(run, scratch, &piece, next.slot, next.merge);
   }
 }
 
@@ -235,11 +211,10 @@ pkv_status pkv_cpu_attention(pkv_executor *executor, const pkv_attention_params 
   run.merges = pkv_plan_at(plan, plan->merges_at);
   run.group = plan->query_heads / plan->kv_heads;
   run.states = run.group * plan->q_len;
-  run.slot_floats = (int64_t)run.states * (plan->head_dim + 2);
-  const int64_t counter_bytes = ((int64_t)plan->merges * 4 + 63) / 64 * 64;
+  run.slot_floats = pkv_plan_slot_bytes(plan) / (int64_t)sizeof(float);
   run.counters = p->workspace;
-  run.slots = (float *)((unsigned char *)p->workspace + counter_bytes);
-  PKV_ASSERT(counter_bytes + plan->slots * run.slot_floats * 4 <= plan->workspace_bytes);
+  run.slots = (float *)(void *)((unsigned char *)p->workspace + pkv_plan_slots_at(plan));
+  PKV_ASSERT(pkv_plan_check(plan, (size_t)plan->plan_bytes, NULL) == PKV_OK);
   for (int32_t i = 0; i < plan->merges; i++)
     atomic_store_explicit(&run.counters[i], 0u, memory_order_relaxed);
   for (int32_t i = 0; i < plan->launches; i++) {
