@@ -18,7 +18,7 @@
 #define QUANTIZE_ROWS 8 /* rows a work item when many are rounded */
 
 const pkv_dense_kernels *pkv_dense_kernels_of(const pkv_executor *executor) {
-#if defined(__x86_64__) && defined(PKV_DENSE_AVX2)
+#if defined(__x86_64__)
   if (executor->isa == PKV_ISA_AVX2 || executor->isa == PKV_ISA_AVX512) return &pkv_dense_avx2;
 #endif
   (void)executor;

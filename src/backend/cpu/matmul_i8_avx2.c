@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of quantised weights and 8-bit activations on AVX2.
+ *
+ * One row of activations (decode) reads the weights as they lie: eight columns at a time, a block
+ * of each, dots reduced by a tree so that column c ends in lane c. More rows unpack a tile of 16
+ * columns once into bytes interleaved by fours, so that a broadcast of four activations meets eight
+ * columns in one instruction. Both give the same bits: the integer dots are exact, and lane c then
+ * sees the same float operations, block by block.
+ *
+ * No 16-bit sum can overflow: activations lie within +-127; a pair of 4-bit products is at most
+ * 2 * 15 * 127 = 3,810, eight pairs 30,480; a pair of 5-bit products 7,874, four pairs 31,496; a pair
+ * of 8-bit products 2 * 128 * 127 = 32,512. The limit is 32,767.
+ */
+#include "backend/cpu/dense_avx2.h"
+
+#include <math.h>
+
+#include "backend/cpu/dense_math.h"
+
+#define LANES       8
+#define TILE        16 /* columns of an unpacked tile */
+#define TILE_BLOCKS 32 /* blocks of k unpacked at a time: 16 KiB of codes */
+#define MAX_ROWS    128
+
+/* ---- activations ------------------------------------------------------------------------- */
+
+static int32_t sum_i32(__m256i v) {
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+  return _mm_cvtsi128_si32(s);
+}
+
+static uint32_t max_u32(__m256i v) {
+  __m128i s = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  s = _mm_max_epu32(s, _mm_shuffle_epi32(s, 0x4e));
+  s = _mm_max_epu32(s, _mm_shuffle_epi32(s, 0xb1));
+  return (uint32_t)_mm_cvtsi128_si32(s);
+}
+
+static __m256i round_scaled(__m256 v, __m256 factor) {
+  return _mm256_cvtps_epi32(_mm256_mul_ps(v, factor)); /* to nearest, half to even */
+}
+
+static void quantize_block(const pkv_dense_x *x, int64_t row, int64_t block) {
+  const float *src = x->x + row * x->x_stride + block * PKV_QK;
+  const int64_t at = row * x->blocks + block;
+  __m256 v[4];
+  __m256i bits = _mm256_setzero_si256();
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  for (int i = 0; i < 4; i++) {
+    v[i] = _mm256_loadu_ps(src + 8 * i);
+    bits = _mm256_max_epu32(bits, _mm256_and_si256(_mm256_castps_si256(v[i]), magnitude));
+  }
+  const uint32_t largest_bits = max_u32(bits);
+  float largest;
+  memcpy(&largest, &largest_bits, sizeof largest);
+  const bool finite = largest_bits < 0x7f800000u;
+  const bool zero = !finite || largest < PKV_QUANT_TINY;
+  __m256i q = _mm256_setzero_si256();
+  if (!zero) {
+    const __m256 f = _mm256_set1_ps(127.0f / largest);
+    const __m256i low = _mm256_packs_epi32(round_scaled(v[0], f), round_scaled(v[1], f));
+    const __m256i high = _mm256_packs_epi32(round_scaled(v[2], f), round_scaled(v[3], f));
+    q = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high),
+                                    _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+  }
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
+  const int32_t sum = sum_i32(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  _mm256_storeu_si256((__m256i *)(void *)(x->q + row * x->k + block * PKV_QK), q);
+  x->scale[at] = finite ? (zero ? 0.0f : largest / 127.0f) : NAN;
+  x->scaled_sum[at] = x->scale[at] * (float)sum;
+  x->sum[at] = sum;
+}
+
+void pkv_dense_quantize_avx2(const pkv_dense_x *x, int64_t row0, int64_t row1) {
+  for (int64_t r = row0; r < row1; r++) {
+    for (int64_t b = 0; b < x->blocks; b++)
+      quantize_block(x, r, b);
+  }
+}
+
+/* ---- one row ----------------------------------------------------------------------------- */
+
+/* Pairs of columns, then of pairs, then of halves: lane c of the result is the sum of p[c]. Blends
+   and one shuffle a step, where horizontal adds would take two shuffles. */
+PKV_ALWAYS_INLINE __m256i reduce_columns(const __m256i p[8]) {
+  __m256i two[4], four[2];
+  for (int i = 0; i < 4; i++) {
+    const __m256i swapped =
+        _mm256_shuffle_epi32(_mm256_blend_epi32(p[2 * i + 1], p[2 * i], 0xaa), 0xb1);
+    two[i] = _mm256_add_epi32(_mm256_blend_epi32(p[2 * i], p[2 * i + 1], 0xaa), swapped);
+  }
+  for (int i = 0; i < 2; i++) {
+    const __m256i swapped =
+        _mm256_shuffle_epi32(_mm256_blend_epi32(two[2 * i + 1], two[2 * i], 0xcc), 0x4e);
+    four[i] = _mm256_add_epi32(_mm256_blend_epi32(two[2 * i], two[2 * i + 1], 0xcc), swapped);
+  }
+  return _mm256_add_epi32(_mm256_blend_epi32(four[0], four[1], 0xf0),
+                          _mm256_permute2x128_si256(four[0], four[1], 0x21));
+}
+
+/* acc of eight columns after one more block, of which `dot` are the exact sums of codes. */
+PKV_ALWAYS_INLINE __m256 fold(pkv_wtype type, __m256 acc, __m256i dot, __m256 d, __m256 m,
+                              const pkv_dense_x *x, int64_t at) {
+  if (pkv_block_offset(type) != 0)
+    dot = _mm256_sub_epi32(dot, _mm256_set1_epi32(pkv_block_offset(type) * x->sum[at]));
+  const __m256 scale = _mm256_mul_ps(d, _mm256_broadcast_ss(x->scale + at));
+  acc = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, acc);
+  if (pkv_block_has_min(type))
+    acc = _mm256_fmadd_ps(m, _mm256_broadcast_ss(x->scaled_sum + at), acc);
+  return acc;
+}
+
+PKV_ALWAYS_INLINE __m256 row_of_columns(pkv_wtype type, const unsigned char *const rows[8],
+                                        const pkv_dense_x *x, int64_t row) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  const int8_t *q = x->q + row * x->k;
+  __m256 acc = _mm256_setzero_ps();
+  for (int64_t b = 0; b < x->blocks; b++) {
+    const int64_t offset = b * pkv_block_bytes(type);
+    const __m256i xq = _mm256_loadu_si256((const __m256i *)(const void *)(q + b * PKV_QK));
+    __m256i p[8];
+    for (int c = 0; c < 8; c++) {
+      const __m256i w = pkv_block_codes(type, rows[c] + offset);
+      const __m256i pairs = type == PKV_WTYPE_Q8_0
+                                ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(xq, w))
+                                : _mm256_maddubs_epi16(w, xq);
+      p[c] = _mm256_madd_epi16(pairs, ones);
+    }
+    __m256 d, m;
+    pkv_block_scales(&d, &m, type, rows, offset);
+    acc = fold(type, acc, reduce_columns(p), d, m, x, row * x->blocks + b);
+  }
+  return acc;
+}
+
+static void store_columns(const pkv_matmul_params *p, int64_t row, int64_t col, int64_t count,
+                          __m256 acc) {
+  if (count >= LANES) {
+    float *y = p->y + row * p->y_stride + col;
+    if (p->bias) acc = _mm256_add_ps(acc, _mm256_loadu_ps(p->bias + col));
+    if (p->accumulate) acc = _mm256_add_ps(_mm256_loadu_ps(y), acc);
+    _mm256_storeu_ps(y, acc);
+    return;
+  }
+  float lanes[LANES];
+  _mm256_storeu_ps(lanes, acc);
+  for (int64_t i = 0; i < count; i++)
+    pkv_dense_store(p, row, col + i, lanes[i]);
+}
+
+/* Rows of the weight from `col` on; past the last one it is repeated, its results are dropped. */
+static void row_pointers(const unsigned char *rows[8], const pkv_weight *w, int64_t col,
+                         int64_t col1) {
+  for (int64_t c = 0; c < 8; c++) {
+    const int64_t i = col + c < col1 ? col + c : col1 - 1;
+    rows[c] = (const unsigned char *)w->data + i * w->row_bytes;
+  }
+}
+
+PKV_ALWAYS_INLINE void decode_tile(pkv_wtype type, const pkv_dense_job *job, int64_t col0,
+                                   int64_t col1, int64_t row) {
+  for (int64_t col = col0; col < col1; col += LANES) {
+    const unsigned char *rows[8];
+    row_pointers(rows, &job->p->w, col, col1);
+    store_columns(job->p, row, col, col1 - col, row_of_columns(type, rows, job->x, row));
+  }
+}
+
+/* ---- many rows --------------------------------------------------------------------------- */
+
+typedef struct tile_data {
+  _Alignas(64) int8_t codes[TILE_BLOCKS][8][2][32]; /* [block][four of k][half][column][k % 4] */
+  _Alignas(64) float d[TILE_BLOCKS][TILE], m[TILE_BLOCKS][TILE];
+} tile_data;
+
+/* Eight rows of eight dwords become eight dwords of eight rows. */
+PKV_ALWAYS_INLINE void transpose8(__m256i v[8]) {
+  __m256i a[8], b[8];
+  for (int i = 0; i < 4; i++) {
+    a[2 * i] = _mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
+    a[2 * i + 1] = _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
+  }
+  for (int i = 0; i < 2; i++) {
+    b[4 * i] = _mm256_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 1] = _mm256_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
+    b[4 * i + 2] = _mm256_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
+    b[4 * i + 3] = _mm256_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
+  }
+  for (int i = 0; i < 4; i++) {
+    v[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
+    v[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
+  }
+}
+
+PKV_ALWAYS_INLINE void unpack_tile(pkv_wtype type, tile_data *t, const pkv_weight *w, int64_t col,
+                                   int64_t col1, int64_t block0, int64_t blocks) {
+  for (int half = 0; half < 2; half++) {
+    const unsigned char *rows[8];
+    row_pointers(rows, w, col + 8 * half, col1);
+    for (int64_t b = 0; b < blocks; b++) {
+      const int64_t offset = (block0 + b) * pkv_block_bytes(type);
+      __m256i v[8];
+      for (int c = 0; c < 8; c++)
+        v[c] = pkv_block_codes(type, rows[c] + offset);
+      transpose8(v);
+      for (int g = 0; g < 8; g++)
+        _mm256_store_si256((__m256i *)(void *)t->codes[b][g][half], v[g]);
+      __m256 d, m;
+      pkv_block_scales(&d, &m, type, rows, offset);
+      _mm256_store_ps(&t->d[b][8 * half], d);
+      if (pkv_block_has_min(type)) _mm256_store_ps(&t->m[b][8 * half], m);
+    }
+  }
+}
+
+/* Exact dots of `count` rows and 16 columns over one block of k. */
+PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2],
+                                 const int8_t codes[8][2][32], const int8_t *q, int64_t stride) {
+  const __m256i ones = _mm256_set1_epi16(1);
+  /* Fours of k whose 16-bit sums still fit. */
+  const int span = type == PKV_WTYPE_Q8_0                             ? 1
+                   : type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1 ? 4
+                                                                      : 8;
+  for (int r = 0; r < count; r++)
+    dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+  for (int g0 = 0; g0 < 8; g0 += span) {
+    __m256i pairs[4][2];
+    for (int r = 0; r < count; r++)
+      pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
+    for (int g = g0; g < g0 + span; g++) {
+      const __m256i w0 = _mm256_load_si256((const __m256i *)(const void *)codes[g][0]);
+      const __m256i w1 = _mm256_load_si256((const __m256i *)(const void *)codes[g][1]);
+      for (int r = 0; r < count; r++) {
+        const __m256i x = _mm256_set1_epi32((int32_t)pkv_load_u32(q + r * stride + 4 * g));
+        if (type == PKV_WTYPE_Q8_0) {
+          pairs[r][0] = _mm256_maddubs_epi16(_mm256_abs_epi8(w0), _mm256_sign_epi8(x, w0));
+          pairs[r][1] = _mm256_maddubs_epi16(_mm256_abs_epi8(w1), _mm256_sign_epi8(x, w1));
+        } else {
+          pairs[r][0] = _mm256_add_epi16(pairs[r][0], _mm256_maddubs_epi16(w0, x));
+          pairs[r][1] = _mm256_add_epi16(pairs[r][1], _mm256_maddubs_epi16(w1, x));
+        }
+      }
+    }
+    for (int r = 0; r < count; r++) {
+      dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(pairs[r][0], ones));
+      dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(pairs[r][1], ones));
+    }
+  }
+}
+
+/* acc [count][16] over the tile's blocks, rows from `row` on. */
+PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[TILE], const tile_data *t,
+                                 const pkv_dense_x *x, int64_t row, int64_t block0,
+                                 int64_t blocks) {
+  __m256 sum[4][2];
+  for (int r = 0; r < count; r++) {
+    sum[r][0] = _mm256_load_ps(acc[r]);
+    sum[r][1] = _mm256_load_ps(acc[r] + 8);
+  }
+  for (int64_t b = 0; b < blocks; b++) {
+    __m256i dot[4][2];
+    tile_dots(type, count, dot, t->codes[b], x->q + row * x->k + (block0 + b) * PKV_QK, x->k);
+    for (int r = 0; r < count; r++) {
+      const int64_t at = (row + r) * x->blocks + block0 + b;
+      for (int half = 0; half < 2; half++) {
+        sum[r][half] = fold(type, sum[r][half], dot[r][half], _mm256_load_ps(&t->d[b][8 * half]),
+                            _mm256_load_ps(&t->m[b][8 * half]), x, at);
+      }
+    }
+  }
+  for (int r = 0; r < count; r++) {
+    _mm256_store_ps(acc[r], sum[r][0]);
+    _mm256_store_ps(acc[r] + 8, sum[r][1]);
+  }
+}
+
+PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int64_t col0,
+                                  int64_t col1, int64_t row0, int64_t row1) {
+  const pkv_dense_x *x = job->x;
+  const int64_t rows = row1 - row0;
+  tile_data t;
+  _Alignas(64) float acc[MAX_ROWS][TILE];
+  if (!pkv_block_has_min(type)) memset(t.m, 0, sizeof t.m);
+  for (int64_t col = col0; col < col1; col += TILE) {
+    memset(acc, 0, (size_t)rows * sizeof acc[0]);
+    for (int64_t b0 = 0; b0 < x->blocks; b0 += TILE_BLOCKS) {
+      const int64_t blocks = x->blocks - b0 < TILE_BLOCKS ? x->blocks - b0 : TILE_BLOCKS;
+      unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks);
+      int64_t r = 0;
+      for (; r + 4 <= rows; r += 4)
+        tile_rows(type, 4, acc + r, &t, x, row0 + r, b0, blocks);
+      if (rows - r == 3) tile_rows(type, 3, acc + r, &t, x, row0 + r, b0, blocks);
+      if (rows - r == 2) tile_rows(type, 2, acc + r, &t, x, row0 + r, b0, blocks);
+      if (rows - r == 1) tile_rows(type, 1, acc + r, &t, x, row0 + r, b0, blocks);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+      store_columns(job->p, row0 + r, col, col1 - col, _mm256_load_ps(acc[r]));
+      if (col1 - col > 8)
+        store_columns(job->p, row0 + r, col + 8, col1 - col - 8, _mm256_load_ps(acc[r] + 8));
+    }
+  }
+}
+
+/* One copy of the code for each type. */
+#define DEFINE_TILE(name, type)                                                                    \
+  static void name(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,             \
+                   int64_t row1) {                                                                 \
+    if (row1 - row0 == 1) {                                                                        \
+      decode_tile(type, job, col0, col1, row0);                                                    \
+      return;                                                                                      \
+    }                                                                                              \
+    for (int64_t r = row0; r < row1; r += MAX_ROWS)                                                \
+      batch_tile(type, job, col0, col1, r, r + MAX_ROWS < row1 ? r + MAX_ROWS : row1);             \
+  }
+
+DEFINE_TILE(tile_q4_0, PKV_WTYPE_Q4_0)
+DEFINE_TILE(tile_q4_1, PKV_WTYPE_Q4_1)
+DEFINE_TILE(tile_q5_0, PKV_WTYPE_Q5_0)
+DEFINE_TILE(tile_q5_1, PKV_WTYPE_Q5_1)
+DEFINE_TILE(tile_q8_0, PKV_WTYPE_Q8_0)
+
+void pkv_dense_tile_i8_avx2(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
+                            int64_t row1) {
+  switch (job->p->w.type) {
+  case PKV_WTYPE_Q4_0:
+    tile_q4_0(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q4_1:
+    tile_q4_1(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q5_0:
+    tile_q5_0(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q5_1:
+    tile_q5_1(job, col0, col1, row0, row1);
+    break;
+  default:
+    tile_q8_0(job, col0, col1, row0, row1);
+    break;
+  }
+}
