@@ -40,10 +40,10 @@ typedef struct pkv_plan_cursor {
 } pkv_plan_cursor;
 
 /*
- * The seed's routes: one task, as published (five int32). Covers units [unit_begin, unit_end) of the
- * row, counted from the row's *start* (a window's shift is in them). Its states go to slot
- * (split_first[row] + split) * kv_heads + kv_head; an empty range (begin == end) writes neutral ones.
- * bucket_padded: units past the row's last token re-read its last valid page, masked.
+ * The seed's routes: one task, as published (five int32). Covers units [unit_begin, unit_end) of
+ * the row, counted from the row's *start* (a window's shift is in them). Its states go to slot
+ * (split_first[row] + split) * kv_heads + kv_head; an empty range (begin == end) writes neutral
+ * ones. bucket_padded: units past the row's last token re-read its last valid page, masked.
  */
 typedef struct pkv_plan_item {
   int32_t row, kv_head, split, unit_begin, unit_end;

@@ -214,8 +214,8 @@ typedef struct pkv_plan_piece {
 } pkv_plan_piece;
 
 /*
- * The piece of part `at`..`end` that starts at `at`, which moves past it; 0 when there is none left.
- * Begin with at = cursors[p], end = cursors[p + 1].
+ * The piece of part `at`..`end` that starts at `at`, which moves past it; 0 when there is none
+ * left. Begin with at = cursors[p], end = cursors[p + 1].
  */
 static inline PKV_HD int pkv_plan_next_piece(pkv_plan_piece *piece, const pkv_plan_core *core,
                                              const int32_t *seq_len, pkv_plan_cursor *at,

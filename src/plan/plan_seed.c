@@ -5,9 +5,9 @@
  * one merge per (row, KV head). They differ in S, in which rows share a launch, and in whether T
  * is the row's own or its bucket's.
  *
- * Where we do not follow the seed: a work queue with fixed splits gives a row never more splits than
- * it has tiles. Its artifact counts such a row's empty splits as slots that no task writes and that
- * the merge reads. The other routes write neutral states there, as published.
+ * Where we do not follow the seed: a work queue with fixed splits gives a row never more splits
+ * than it has tiles. Its artifact counts such a row's empty splits as slots that no task writes and
+ * that the merge reads. The other routes write neutral states there, as published.
  */
 #include "plan/plan_setup.h"
 
@@ -128,7 +128,8 @@ static void fill_single(struct pkv_plan *plan, const pkv_plan_setup *setup) {
   plan->launches = add_launches(pkv_plan_array(plan, plan->launches_at), 0, 0, item, 0, merge);
 }
 
-/* A launch pair a bucket, shortest first. Every row has S splits, so its slots need no table yet. */
+/* A launch pair a bucket, shortest first. Every row has S splits, so its slots need no table yet.
+ */
 static void fill_buckets(struct pkv_plan *plan, const pkv_plan_setup *setup) {
   const int32_t *seq_len = pkv_plan_array(plan, plan->seq_len_at);
   int32_t *order = pkv_plan_array(plan, plan->split_first_at); /* until the end */

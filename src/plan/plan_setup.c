@@ -2,32 +2,13 @@
 /* Checks shape and options, fills in defaults, and computes where a plan's arrays lie. */
 #include "plan/plan_setup.h"
 
+#include "policy/shape.h"
+
 _Static_assert(sizeof(pkv_plan_cursor) == 24, "plan bytes are fixed");
 _Static_assert(sizeof(pkv_plan_item) == 20, "plan bytes are fixed");
 _Static_assert(sizeof(pkv_plan_merge) == 16, "plan bytes are fixed");
 _Static_assert(sizeof(pkv_plan_launch) == 16, "plan bytes are fixed");
 _Static_assert(sizeof(struct pkv_plan) == 160, "plan bytes are fixed");
-
-static pkv_status check_shape(const pkv_shape *shape, pkv_error *err) {
-  PKV_CHECK_STRUCT(err, shape, pkv_shape);
-  PKV_CHECK(err, shape->kv_heads >= 1, PKV_E_INVALID, "shape->kv_heads is %d, at least 1 is needed",
-            shape->kv_heads);
-  PKV_CHECK(err, shape->query_heads >= 1 && shape->query_heads % shape->kv_heads == 0,
-            PKV_E_INVALID, "shape->query_heads is %d, not a multiple of kv_heads %d",
-            shape->query_heads, shape->kv_heads);
-  PKV_CHECK(err, shape->query_heads / shape->kv_heads <= 32, PKV_E_UNSUPPORTED,
-            "shape->query_heads %d over kv_heads %d is %d a KV head, at most 32",
-            shape->query_heads, shape->kv_heads, shape->query_heads / shape->kv_heads);
-  PKV_CHECK(err, shape->head_dim >= 8 && shape->head_dim <= 256 && shape->head_dim % 8 == 0,
-            PKV_E_UNSUPPORTED, "shape->head_dim is %d, possible: multiples of 8 from 8 to 256",
-            shape->head_dim);
-  PKV_CHECK(err, shape->page_tokens >= 1 && shape->page_tokens <= 1024, PKV_E_UNSUPPORTED,
-            "shape->page_tokens is %d, possible: 1 to 1024", shape->page_tokens);
-  PKV_CHECK(err, shape->q_len >= 1, PKV_E_INVALID, "shape->q_len is %d, at least 1 is needed",
-            shape->q_len);
-  PKV_CHECK(err, shape->window >= 0, PKV_E_INVALID, "shape->window is %d, negative", shape->window);
-  return PKV_OK;
-}
 
 static pkv_status check_options(const pkv_plan_options *options, pkv_error *err) {
   PKV_CHECK_STRUCT(err, options, pkv_plan_options);
@@ -66,7 +47,7 @@ static pkv_status setup_balanced(pkv_plan_setup *out, const pkv_plan_options *op
 
 pkv_status pkv_plan_setup_init(pkv_plan_setup *out, const pkv_shape *shape,
                                const pkv_plan_options *options, pkv_error *err) {
-  PKV_TRY(check_shape(shape, err));
+  PKV_TRY(pkv_shape_check(shape, err));
   PKV_TRY(check_options(options, err));
   *out = (pkv_plan_setup){.route = options->route,
                           .flags = options->flags,

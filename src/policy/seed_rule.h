@@ -15,8 +15,8 @@
 
 /*
  * Work queue: max(up4(ceil(256 / (kv_heads * rows))), up4(ceil(tiles / 64))), at most
- * pkv_seed_split_cap(rows), at least 4, never more than tiles. rows, kv_heads >= 1; tiles >= 0, of 32
- * tokens.
+ * pkv_seed_split_cap(rows), at least 4, never more than tiles. rows, kv_heads >= 1; tiles >= 0, of
+ * 32 tokens.
  */
 int32_t pkv_seed_row_splits(int32_t rows, int32_t kv_heads, int64_t tiles);
 

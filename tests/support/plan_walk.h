@@ -14,13 +14,14 @@ void *plan_memory(size_t bytes, int fill);
 
 /*
  * Sizes, builds and checks in one go: memory as pkv_plan_size says for these rows and their longest
- * length, walked, and checked by pkv_plan_check. Fails the test on any fault. The plan is freed with
- * free().
+ * length, walked, and checked by pkv_plan_check. Fails the test on any fault. The plan is freed
+ * with free().
  */
 pkv_plan *plan_make(const pkv_shape *shape, const pkv_plan_options *options, int32_t rows,
                     const int32_t *seq_len);
 
-/* Every (row, KV head, unit) once, every slot written once and merged once. Fails the test if not. */
+/* Every (row, KV head, unit) once, every slot written once and merged once. Fails the test if not.
+ */
 void plan_walk(const pkv_plan *plan);
 
 #endif

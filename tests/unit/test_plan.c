@@ -104,7 +104,8 @@ static void test_cut_rounds_to_the_nearest_unit(void **state) {
 
 static void test_cut_near_the_end_moves_to_the_next_segment(void **state) {
   (void)state;
-  /* two heads of 4 + 8 = 12 a row; parts 3 of 48: cuts at 16 (unit 0 of head 1), 32 (row 1, head 0) */
+  /* two heads of 4 + 8 = 12 a row; parts 3 of 48: cuts at 16 (unit 0 of head 1), 32 (row 1, head 0)
+   */
   const pkv_shape shape = shape_of(2, 2, 8);
   pkv_plan_options options = options_of(PKV_ROUTE_BALANCED);
   options.parts = 3;
@@ -119,7 +120,8 @@ static void test_cut_near_the_end_moves_to_the_next_segment(void **state) {
 
 static void test_one_segment_cut_often(void **state) {
   (void)state;
-  /* 4 + 8*8 = 68 in 4 parts: cuts 17, 34, 51 -> units 13/8 = 2, 30/8 = 4, 47/8 = 6; next row whole */
+  /* 4 + 8*8 = 68 in 4 parts: cuts 17, 34, 51 -> units 13/8 = 2, 30/8 = 4, 47/8 = 6; next row whole
+   */
   const pkv_shape shape = shape_of(4, 1, 64);
   pkv_plan_options options = options_of(PKV_ROUTE_BALANCED);
   options.parts = 4;
@@ -573,7 +575,8 @@ static void test_check_finds_changed_words(void **state) {
       memcpy((unsigned char *)plan + 4 * i, &word, 4);
     }
     assert_int_equal(pkv_plan_check(plan, words * 4, NULL), PKV_OK);
-    /* padding, page_tokens, head shape within limits, lengths inside the same tile stay valid plans */
+    /* padding, page_tokens, head shape within limits, lengths inside the same tile stay valid plans
+     */
     if (missed > (int)words * 2) fail_msg("%d of %zu changes were not seen", missed, words * 5);
     assert_int_equal(pkv_plan_check(plan, words * 4 - 1, NULL), PKV_E_FORMAT);
     free(plan);
