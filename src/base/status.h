@@ -13,7 +13,12 @@
 pkv_status pkv_fail(pkv_error *err, pkv_status status, const char *where, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
+#ifdef __clang_analyzer__ /* it cannot see that pkv_fail returns the status it is given */
+#define PKV_FAIL(err, status, ...)                                                                 \
+  ((void)pkv_fail((err), (status), __func__, __VA_ARGS__), (status))
+#else
 #define PKV_FAIL(err, status, ...) pkv_fail((err), (status), __func__, __VA_ARGS__)
+#endif
 
 /* Propagates a failure. */
 #define PKV_TRY(expr)                                                                              \
