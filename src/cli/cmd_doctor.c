@@ -13,12 +13,16 @@
 #include <unistd.h>
 
 #include "base/cpu.h"
+#include "base/env.h"
+#include "pkv/engine.h"
 
 typedef struct doctor_options {
+  const char *model;
   int32_t json;
 } doctor_options;
 
 static const pkv_option options_table[] = {
+    PKV_TEXT(doctor_options, model, 'm', "model", "FILE", NULL, "check this model file too"),
     PKV_FLAG(doctor_options, json, 0, "json", "print one JSON object"),
 };
 
@@ -82,6 +86,19 @@ static void check_cpu(report *r) {
   add(r, "cpu", "features", CHECK_OK, "%s", text);
   add(r, "cpu", "cores", CHECK_OK, "%d usable of %ld online", (int)pkv_cpu_cores(),
       sysconf(_SC_NPROCESSORS_ONLN));
+
+  pkv_executor_options options = PKV_EXECUTOR_OPTIONS_INIT;
+  pkv_executor *executor = NULL;
+  pkv_error err;
+  const char *const forced = pkv_env_get(PKV_ENV_CPU);
+  if (pkv_executor_create(&executor, &options, &err) != PKV_OK) {
+    add(r, "cpu", "kernels", CHECK_MISSING, "%s", err.text);
+    return;
+  }
+  add(r, "cpu", "kernels", CHECK_OK, "%s, %d threads%s%s", pkv_isa_name(pkv_executor_isa(executor)),
+      (int)pkv_executor_threads(executor), forced != NULL ? ", forced by PKV_CPU=" : "",
+      forced != NULL ? forced : "");
+  pkv_executor_destroy(executor);
 }
 
 static void check_caches(report *r) {
@@ -214,6 +231,32 @@ static void check_gpu(report *r) {
   add(r, "gpu", "support", CHECK_ABSENT, "this build has no CUDA kernels");
 }
 
+static void check_model(report *r, const char *path) {
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  pkv_model_info info = PKV_MODEL_INFO_INIT;
+  pkv_model *model = NULL;
+  pkv_error err;
+  options.check_tensors = 1;
+  if (path == NULL) {
+    add(r, "model", "file", CHECK_ABSENT, "none given (--model FILE checks one)");
+    return;
+  }
+  if (pkv_model_open(&model, path, &options, &err) != PKV_OK) {
+    add(r, "model", "file", CHECK_MISSING, "%s", err.text);
+    return;
+  }
+  pkv_model_get_info(&info, model);
+  add(r, "model", "file", CHECK_OK, "%s, %.1f MiB", path, (double)info.file_bytes / 1048576.0);
+  add(r, "model", "name", CHECK_OK, "%s (%s), %.1f M parameters", info.name, info.architecture,
+      (double)info.parameters / 1e6);
+  add(r, "model", "context", CHECK_OK, "%d tokens, %.0f KiB of f16 cache for each 16 tokens",
+      (int)info.context,
+      2.0 * 2.0 * 16.0 * (double)info.layers * (double)info.kv_heads * (double)info.head_dim /
+          1024.0);
+  add(r, "model", "weights", CHECK_OK, "all finite");
+  pkv_model_close(model);
+}
+
 static void print_text(const report *r) {
   size_t index;
   json_t *check;
@@ -245,6 +288,7 @@ static int run(const pkv_cli *cli, const void *opaque) {
   check_memory(&r);
   check_libraries(&r);
   check_gpu(&r);
+  check_model(&r, options->model);
   const int missing = r.missing;
   int code = PKV_EXIT_OK;
   if (options->json) {
@@ -260,8 +304,8 @@ static int run(const pkv_cli *cli, const void *opaque) {
 const pkv_command pkv_command_doctor = {
     .name = "doctor",
     .summary = "Show what this machine offers and what is missing",
-    .details = "Looks at the processor, memory, linked libraries and the GPU driver. Exit status 1 "
-               "when something that "
+    .details = "Looks at the processor, memory, linked libraries and the GPU driver, and with "
+               "--model opens that file and checks its weights. Exit status 1 when something that "
                "pkv needs is missing.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),

@@ -6,5 +6,6 @@
 #include "cli/command.h"
 
 extern const pkv_command pkv_command_doctor;
+extern const pkv_command pkv_command_run;
 
 #endif

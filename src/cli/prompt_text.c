@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/prompt_text.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+pkv_status pkv_prompt_read(pkv_buffer *text, const char *path, pkv_error *err) {
+  char block[16384];
+  if (strcmp(path, "-") != 0) return pkv_buffer_read_file(text, path, err);
+  for (;;) {
+    const size_t count = fread(block, 1, sizeof block, stdin);
+    if (count > 0) PKV_TRY(pkv_buffer_append(text, block, count, err));
+    if (count < sizeof block) break;
+  }
+  PKV_CHECK(err, !ferror(stdin), PKV_E_IO, "cannot read standard input: %s", strerror(errno));
+  return PKV_OK;
+}
+
+static int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+/* The byte that the text behind a backslash stands for; *used characters of it. -1: none. */
+static int escaped_byte(const char *text, size_t *used) {
+  static const char names[] = "ntr\\\"'", bytes[] = "\n\t\r\\\"'";
+  *used = 1;
+  const char *const at = text[0] != '\0' ? strchr(names, text[0]) : NULL;
+  if (at != NULL) return bytes[at - names];
+  if (text[0] != 'x' || hex_digit(text[1]) < 0 || hex_digit(text[2]) < 0) return -1;
+  *used = 3;
+  return hex_digit(text[1]) * 16 + hex_digit(text[2]);
+}
+
+pkv_status pkv_prompt_unescape(pkv_buffer *text, pkv_error *err) {
+  size_t to = 0;
+  for (size_t from = 0; from < text->size;) {
+    if (text->data[from] != '\\') {
+      text->data[to++] = text->data[from++];
+      continue;
+    }
+    size_t used = 0;
+    const int byte = escaped_byte(text->data + from + 1, &used);
+    PKV_CHECK(err, byte >= 0, PKV_E_FORMAT,
+              "'\\%.1s' at byte %zu of the prompt is no escape sequence (\\n \\t \\r \\\\ \\\" \\' "
+              "\\xHH)",
+              text->data + from + 1, from);
+    text->data[to++] = (char)byte;
+    from += 1 + used;
+  }
+  text->size = to;
+  if (text->data != NULL) text->data[to] = '\0';
+  return PKV_OK;
+}
+
+static pkv_status allocate(pkv_tokens *out, size_t count, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  out->ids = pkv_alloc_zeroed(&a, count + 1, sizeof *out->ids);
+  PKV_CHECK(err, out->ids != NULL, PKV_E_NOMEM, "no memory for %zu tokens", count);
+  out->count = count;
+  return PKV_OK;
+}
+
+pkv_status pkv_tokens_from_text(pkv_tokens *out, const pkv_model *model, const char *text,
+                                size_t bytes, uint32_t flags, pkv_error *err) {
+  size_t count = 0;
+  *out = (pkv_tokens){NULL, 0};
+  const pkv_status status = pkv_tokenize(NULL, 0, &count, model, text, bytes, flags, err);
+  if (status != PKV_OK && status != PKV_E_TOO_SMALL) return status;
+  PKV_TRY(allocate(out, count, err));
+  if (count == 0) return PKV_OK;
+  return pkv_tokenize(out->ids, count, &count, model, text, bytes, flags, err);
+}
+
+pkv_status pkv_tokens_from_chat(pkv_tokens *out, const pkv_model *model,
+                                const pkv_message *messages, size_t message_count, pkv_error *err) {
+  size_t count = 0;
+  *out = (pkv_tokens){NULL, 0};
+  const pkv_status status =
+      pkv_chat_tokenize(NULL, 0, &count, model, messages, message_count, 1, err);
+  if (status != PKV_OK && status != PKV_E_TOO_SMALL) return status;
+  PKV_TRY(allocate(out, count, err));
+  if (count == 0) return PKV_OK;
+  return pkv_chat_tokenize(out->ids, count, &count, model, messages, message_count, 1, err);
+}
+
+void pkv_tokens_free(pkv_tokens *tokens) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_free(&a, tokens->ids, (tokens->count + 1) * sizeof(int32_t));
+  *tokens = (pkv_tokens){NULL, 0};
+}
