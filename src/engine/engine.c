@@ -128,7 +128,7 @@ pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
   PKV_CHECK_STRUCT(err, options, pkv_engine_options);
   PKV_TRY(check_options(options, err));
   const pkv_hparams *const shape = pkv_model_hparams(model);
-  PKV_CHECK(err, shape != NULL, PKV_E_STATE, "the model was opened for its tokenizer only");
+  PKV_CHECK(err, shape->layers > 0, PKV_E_STATE, "the model was opened for its tokenizer only");
 
   const pkv_allocator a = pkv_allocator_or_default(options->allocator);
   pkv_engine *const e = pkv_alloc_zeroed(&a, 1, sizeof *e);

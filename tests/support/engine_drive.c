@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/engine_drive.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+
+#define MAX_EVENTS 4096
+
+void drive_ok(pkv_status status, const pkv_error *err, const char *what) {
+  if (status != PKV_OK)
+    print_error("%s: %s in %s: %s\n", what, pkv_status_name(status), err->where, err->text);
+  assert_int_equal(status, PKV_OK);
+}
+
+pkv_engine *drive_engine(const pkv_model *model, const pkv_engine_options *options) {
+  pkv_engine *engine = NULL;
+  pkv_error err = {PKV_OK, "", ""};
+  drive_ok(pkv_engine_create(&engine, model, options, &err), &err, "create");
+  return engine;
+}
+
+void drive_prompt(int32_t *tokens, int32_t count, int32_t vocab, uint64_t seed) {
+  pkv_rng rng;
+  pkv_rng_init(&rng, seed);
+  for (int32_t i = 0; i < count; i++)
+    tokens[i] = (int32_t)pkv_rng_below(&rng, (uint64_t)vocab);
+}
+
+void drive_submit(pkv_engine *engine, const pkv_request *request, drive_answer *answer) {
+  pkv_error err = {PKV_OK, "", ""};
+  pkv_request copy = *request;
+  answer->count = answer->prompt_events = 0;
+  answer->finish = PKV_FINISH_NONE;
+  copy.user = answer;
+  drive_ok(pkv_engine_submit(&answer->id, engine, &copy, &err), &err, "submit");
+  assert_true(answer->id >= 1);
+}
+
+static void take_event(const pkv_event *event) {
+  drive_answer *const a = event->user;
+  assert_int_equal(event->request, a->id);
+  assert_int_equal(a->finish, PKV_FINISH_NONE); /* nothing follows the last event */
+  a->finish = event->finish;
+  if (event->token < 0) {
+    assert_int_not_equal(event->finish, PKV_FINISH_NONE);
+    return;
+  }
+  assert_true(a->count < DRIVE_TOKENS);
+  if (a->count > 0) assert_int_equal(event->position, a->positions[a->count - 1] + 1);
+  a->tokens[a->count] = event->token;
+  a->logprobs[a->count] = event->logprob;
+  a->positions[a->count++] = event->position;
+  a->prompt_events += event->from_prompt;
+}
+
+size_t drive_step(pkv_engine *engine) {
+  static pkv_event events[MAX_EVENTS];
+  pkv_error err = {PKV_OK, "", ""};
+  size_t count = 0;
+  drive_ok(pkv_engine_step(events, MAX_EVENTS, &count, engine, &err), &err, "step");
+  for (size_t i = 0; i < count; i++)
+    take_event(&events[i]);
+  return count;
+}
+
+int64_t drive_all(pkv_engine *engine, int64_t limit) {
+  int64_t steps = 0;
+  while (pkv_engine_pending(engine) > 0) {
+    (void)drive_step(engine);
+    if (++steps > limit)
+      print_error("still %d requests after %lld steps\n", (int)pkv_engine_pending(engine),
+                  (long long)steps);
+    assert_true(steps <= limit);
+  }
+  return steps;
+}
+
+void drive_equal(const drive_answer *a, const drive_answer *b, const char *what) {
+  if (a->count != b->count || a->finish != b->finish)
+    print_error("%s: %d tokens, end %d against %d tokens, end %d\n", what, (int)a->count,
+                (int)a->finish, (int)b->count, (int)b->finish);
+  assert_int_equal(a->count, b->count);
+  for (int32_t i = 0; i < a->count; i++) {
+    if (a->tokens[i] != b->tokens[i] || memcmp(&a->logprobs[i], &b->logprobs[i], sizeof(float)))
+      print_error("%s: token %d is %d (%.9g) against %d (%.9g)\n", what, (int)i, (int)a->tokens[i],
+                  (double)a->logprobs[i], (int)b->tokens[i], (double)b->logprobs[i]);
+    assert_int_equal(a->tokens[i], b->tokens[i]);
+    assert_memory_equal(&a->logprobs[i], &b->logprobs[i], sizeof(float));
+  }
+  assert_int_equal(a->finish, b->finish);
+}
+
+void drive_finish(pkv_engine *engine) {
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  assert_int_equal(pkv_engine_pending(engine), 0);
+  assert_int_equal(stats.pages_in_use, 0);
+  assert_int_equal(stats.pages_shared, 0);
+  pkv_engine_destroy(engine);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Drives an engine for tests: submits requests, collects what each was answered, checks the rules
+ * that every sequence of events obeys. */
+#ifndef PKV_TEST_ENGINE_DRIVE_H
+#define PKV_TEST_ENGINE_DRIVE_H
+
+#include <stdbool.h>
+
+#include "pkv/engine.h"
+
+#define DRIVE_TOKENS 1400
+
+typedef struct drive_answer {
+  int64_t id;
+  int32_t count; /* events with a token */
+  int32_t tokens[DRIVE_TOKENS];
+  float logprobs[DRIVE_TOKENS];
+  int32_t positions[DRIVE_TOKENS];
+  int32_t prompt_events; /* how many of them echo the prompt */
+  pkv_finish finish;
+} drive_answer;
+
+/* Fails the test with the error's text unless status is PKV_OK. */
+void drive_ok(pkv_status status, const pkv_error *err, const char *what);
+pkv_engine *drive_engine(const pkv_model *model, const pkv_engine_options *options);
+/* `count` random tokens below `vocab`. */
+void drive_prompt(int32_t *tokens, int32_t count, int32_t vocab, uint64_t seed);
+/* Submits; the answer is the request's user pointer. */
+void drive_submit(pkv_engine *engine, const pkv_request *request, drive_answer *answer);
+/* One step, events sorted into their answers; returns their number. */
+size_t drive_step(pkv_engine *engine);
+/* Steps until nothing is pending; fails when that takes more than `limit`. Returns the steps. */
+int64_t drive_all(pkv_engine *engine, int64_t limit);
+/* Fails unless tokens, log-probabilities (bit by bit) and ends are equal. */
+void drive_equal(const drive_answer *a, const drive_answer *b, const char *what);
+/* Destroys the engine after checking that it is idle with every page free. */
+void drive_finish(pkv_engine *engine);
+
+#endif
