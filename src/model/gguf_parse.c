@@ -344,7 +344,7 @@ static pkv_status read_tables(pkv_gguf *g, reader *r, pkv_error *err) {
   size_t tensors = 0, values = 0;
   (void)snprintf(r->item, sizeof r->item, "header");
   PKV_TRY(read_version(g, r, err));
-  /* The least entries: name length, one byte of name, then type and a byte, or dims, type, offset. */
+  /* The least entries: length and a byte of name, then type and a byte, or dims, type, offset. */
   PKV_TRY(read_count(r, &tensors, 8 + 1 + 4 + 4 + 8, "tensor count", err));
   PKV_TRY(read_count(r, &values, 8 + 1 + 4 + 1, "key count", err));
   const pkv_allocator *a = &g->allocator;

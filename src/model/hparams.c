@@ -15,7 +15,9 @@
 #define MAX_WIDTH  (1 << 20)
 #define MAX_FFN    (1 << 22)
 #define MAX_HEADS  4096
-#define MAX_GROUP  32 /* query heads a KV head: what attention takes */
+/* Tables of a pass grow with the context: what a file may ask for by a number alone has an end. */
+#define MAX_CONTEXT (1 << 24)
+#define MAX_GROUP   32 /* query heads a KV head: what attention takes */
 
 static pkv_status get_i32(int32_t *out, const pkv_model *m, const char *key, bool required,
                           int64_t lo, int64_t hi, pkv_error *err) {
@@ -64,6 +66,7 @@ static bool span_is(pkv_span s, const char *text) {
 }
 
 static pkv_status read_rope_scaling(pkv_model *m, pkv_error *err) {
+  char quoted[PKV_GGUF_QUOTE_BYTES];
   pkv_span type = {"", 0};
   double factor = 0.0;
   PKV_TRY(pkv_gguf_get_string(&type, m->gguf, "llama.rope.scaling.type", false, err));
@@ -78,9 +81,9 @@ static pkv_status read_rope_scaling(pkv_model *m, pkv_error *err) {
   }
   if (span_is(type, "none")) return PKV_OK;
   return PKV_FAIL(err, PKV_E_UNSUPPORTED,
-                  "llama.rope.scaling.type is \"%.*s\": none and linear are supported (and "
+                  "llama.rope.scaling.type is \"%s\": none and linear are supported (and "
                   "rope_freqs.weight)",
-                  (int)(type.size < 40 ? type.size : 40), type.data);
+                  pkv_gguf_quote(quoted, type));
 }
 
 static pkv_status read_rope(pkv_model *m, pkv_error *err) {
@@ -140,11 +143,12 @@ static void copy_span(char *to, size_t size, pkv_span from) {
 
 pkv_status pkv_hparams_read(pkv_model *m, pkv_error *err) {
   pkv_hparams *hp = &m->hp;
+  char quoted[PKV_GGUF_QUOTE_BYTES];
   pkv_span architecture = {"", 0}, name = {"", 0};
   PKV_TRY(pkv_gguf_get_string(&architecture, m->gguf, "general.architecture", true, err));
   PKV_CHECK(err, span_is(architecture, "llama"), PKV_E_UNSUPPORTED,
-            "general.architecture is \"%.*s\": llama is supported",
-            (int)(architecture.size < 64 ? architecture.size : 64), architecture.data);
+            "general.architecture is \"%s\": llama is supported",
+            pkv_gguf_quote(quoted, architecture));
   PKV_TRY(pkv_gguf_get_string(&name, m->gguf, "general.name", false, err));
   copy_span(m->architecture, sizeof m->architecture, architecture);
   copy_span(m->name, sizeof m->name, name);
@@ -152,7 +156,7 @@ pkv_status pkv_hparams_read(pkv_model *m, pkv_error *err) {
   PKV_TRY(get_i32(&hp->layers, m, "llama.block_count", true, 1, MAX_LAYERS, err));
   PKV_TRY(get_i32(&hp->width, m, "llama.embedding_length", true, 1, MAX_WIDTH, err));
   PKV_TRY(get_i32(&hp->feed_forward, m, "llama.feed_forward_length", true, 1, MAX_FFN, err));
-  PKV_TRY(get_i32(&hp->context, m, "llama.context_length", true, 1, INT32_MAX, err));
+  PKV_TRY(get_i32(&hp->context, m, "llama.context_length", true, 1, MAX_CONTEXT, err));
   PKV_TRY(get_i32(&hp->vocab, m, "llama.vocab_size", false, 1, INT32_MAX, err));
   PKV_TRY(read_heads(m, err));
   PKV_TRY(read_rope(m, err));

@@ -38,6 +38,8 @@ static pkv_status open_text(pkv_model *m, bool required, pkv_error *err) {
 }
 
 static pkv_status open_parts(pkv_model *m, const pkv_model_options *options, pkv_error *err) {
+  /* First, because the parts of such a file lack all kinds of keys. */
+  PKV_TRY(pkv_gguf_check_whole(m->gguf, options->tokenizer_only == 0, err));
   PKV_TRY(open_text(m, options->tokenizer_only != 0, err));
   if (options->tokenizer_only) {
     m->hp.vocab = pkv_tokenizer_vocab(m->tokenizer);

@@ -71,11 +71,11 @@ static pkv_status load(pkv_merges *m, const pkv_vocab *vocab, pkv_string_walk wa
   uint32_t cells = 8;
   while (cells < m->count + m->count / 2)
     cells *= 2;
+  m->slot_mask = cells - 1; /* before anything fails: deinit goes by it */
   if (m->count > 0) m->list = pkv_alloc(&m->allocator, m->count * sizeof *m->list);
   m->slots = pkv_alloc(&m->allocator, cells * sizeof *m->slots);
   PKV_CHECK(err, m->slots != NULL && (m->count == 0 || m->list != NULL), PKV_E_NOMEM,
             "no memory for %zu merges", m->count);
-  m->slot_mask = cells - 1;
   for (uint32_t i = 0; i < cells; i++)
     m->slots[i] = (pkv_merge_slot){-1, -1, -1};
   char *joined = pkv_alloc(&m->allocator, 2 * PKV_VOCAB_MAX_PIECE);

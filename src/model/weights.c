@@ -161,11 +161,12 @@ static bool is_known(const pkv_model *m, pkv_span name) {
 /* A tensor that we would leave out of the arithmetic makes the results wrong: refuse it. */
 static pkv_status refuse_leftovers(binder *b) {
   const size_t count = pkv_gguf_tensor_count(b->m->gguf);
+  char quoted[PKV_GGUF_QUOTE_BYTES];
   if (b->bound == count) return PKV_OK;
   for (size_t i = 0; i < count; i++) {
     const pkv_span name = pkv_gguf_tensor_at(b->m->gguf, i)->name;
     PKV_CHECK(b->err, is_known(b->m, name), PKV_E_UNSUPPORTED,
-              "tensor %.*s is not part of a llama model of %d layers", (int)name.size, name.data,
+              "tensor %s is not part of a llama model of %d layers", pkv_gguf_quote(quoted, name),
               (int)b->m->hp.layers);
   }
   return PKV_FAIL(b->err, PKV_E_FORMAT, "%zu tensors in the file, %zu of them have a place", count,
@@ -187,8 +188,6 @@ static pkv_status bind_embedding(binder *b) {
 pkv_status pkv_weights_bind(pkv_model *m, pkv_error *err) {
   binder b = {m, 0, err};
   const pkv_hparams *hp = &m->hp;
-  PKV_CHECK(err, pkv_gguf_tensor_count(m->gguf) > 0, PKV_E_FORMAT,
-            "no tensors: vocabulary file (open it with tokenizer_only)");
   PKV_TRY(bind_embedding(&b));
   PKV_TRY(bind_vector(&m->output_norm, &b, "output_norm.weight", true, hp->width));
   m->output = m->embed;

@@ -1,0 +1,423 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Models that lie in files that are well-formed: every hyper-parameter, key and tensor of a small
+ * good model attacked in turn. Each case is refused with a text that names what is wrong.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "model/model.h"
+#include "support/test_alloc.h"
+#include "support/small_llama.h"
+
+static pkv_status open_bytes(const unsigned char *bytes, size_t size, int32_t check_tensors,
+                             pkv_error *err) {
+  test_alloc memory;
+  pkv_model *model = (pkv_model *)&memory;
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  test_alloc_init(&memory);
+  const pkv_allocator a = test_alloc_allocator(&memory);
+  options.allocator = &a;
+  options.check_tensors = check_tensors;
+  const pkv_status status = pkv_model_open_memory(&model, bytes, size, &options, err);
+  if (status != PKV_OK) assert_null(model);
+  /* No count of the file was believed: the tables are no larger than the file is. */
+  assert_true(memory.peak_bytes < 16 * size + 65536);
+  pkv_model_close(model);
+  test_alloc_finish(&memory);
+  return status;
+}
+
+static void expect_checked(gguf_build *b, int32_t check_tensors, pkv_status wanted,
+                           const char *part) {
+  size_t size = 0;
+  pkv_error err = {0};
+  unsigned char *bytes = gguf_build_exact(b, &size);
+  gguf_build_deinit(b);
+  const pkv_status status = open_bytes(bytes, size, check_tensors, &err);
+  if (status != wanted || (wanted != PKV_OK && strstr(err.text, part) == NULL))
+    fail_msg("%s \"%s\", expected %s \"%s\"", pkv_status_name(status), err.text,
+             pkv_status_name(wanted), part);
+  for (const char *c = err.text; *c != '\0'; c++)
+    if (*c < 0x20 || *c > 0x7e) fail_msg("byte %d in the message \"%s\"", *c, err.text);
+  gguf_build_drop(bytes);
+}
+
+static void expect(gguf_build *b, pkv_status wanted, const char *part) {
+  expect_checked(b, 0, wanted, part);
+}
+
+/* A good model but for one key, which the test writes. */
+static void without_key(gguf_build *b, const char *key) {
+  small_llama t = SMALL_LLAMA_INIT;
+  t.skip_key = key;
+  gguf_build_init(b);
+  small_llama_build(b, &t);
+}
+
+static void without_tensor(gguf_build *b, const char *name) {
+  small_llama t = SMALL_LLAMA_INIT;
+  t.skip_tensor = name;
+  gguf_build_init(b);
+  small_llama_build(b, &t);
+}
+
+static void test_good(void **state) {
+  (void)state;
+  static const uint32_t types[] = {0, 1, 2, 3, 6, 7, 8, 30};
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+    small_llama t = SMALL_LLAMA_INIT;
+    gguf_build b;
+    t.weight_type = types[i];
+    t.output = i % 2 == 0;
+    t.tokenizer = i % 3 != 0;
+    gguf_build_init(&b);
+    small_llama_build(&b, &t);
+    expect_checked(&b, 1, PKV_OK, "");
+  }
+}
+
+static void test_numbers(void **state) {
+  (void)state;
+  static const struct {
+    const char *key;
+    uint32_t value;
+    const char *part;
+  } cases[] = {
+      {"llama.block_count", 0, "key llama.block_count is 0, allowed are 1 to"},
+      {"llama.block_count", 0x80000000u, "key llama.block_count is 2147483648, allowed are 1 to"},
+      {"llama.block_count", UINT32_MAX, "key llama.block_count is 4294967295"},
+      {"llama.block_count", 3, "blk.2.attn_norm.weight is missing"},
+      {"llama.block_count", 4000, "blk.3999.attn_norm.weight is missing"},
+      {"llama.block_count", 1, "blk.1."},
+      {"llama.embedding_length", 0, "key llama.embedding_length is 0"},
+      {"llama.embedding_length", 0x80000000u, "key llama.embedding_length is 2147483648"},
+      {"llama.embedding_length", 31, "embedding_length"},
+      {"llama.embedding_length", 64, "token_embd.weight"},
+      {"llama.feed_forward_length", 0, "key llama.feed_forward_length is 0"},
+      {"llama.feed_forward_length", UINT32_MAX, "key llama.feed_forward_length is 4294967295"},
+      {"llama.feed_forward_length", 32, "tensor blk.0.ffn_gate.weight: expected [32, 32]"},
+      {"llama.attention.head_count", 0, "key llama.attention.head_count is 0"},
+      {"llama.attention.head_count", UINT32_MAX, "key llama.attention.head_count is 4294967295"},
+      {"llama.attention.head_count", 5, "llama.attention.head_count is 5, not a multiple"},
+      {"llama.attention.head_count", 6, "embedding_length is 32, not a multiple"},
+      {"llama.attention.head_count_kv", 0, "key llama.attention.head_count_kv is 0"},
+      {"llama.attention.head_count_kv", 3, "not a multiple of llama.attention.head_count_kv"},
+      {"llama.attention.head_count_kv", 8, "not a multiple of llama.attention.head_count_kv"},
+      {"llama.attention.head_count_kv", 1, "tensor blk.0.attn_k.weight: expected [32, 8]"},
+      {"llama.rope.dimension_count", 0, "key llama.rope.dimension_count is 0"},
+      {"llama.rope.dimension_count", 7, "llama.rope.dimension_count is 7"},
+      {"llama.rope.dimension_count", 10, "llama.rope.dimension_count is 10"},
+      {"llama.rope.dimension_count", UINT32_MAX, "llama.rope.dimension_count is 4294967295"},
+      {"llama.vocab_size", 0, "key llama.vocab_size is 0"},
+      {"llama.vocab_size", 17, "token_embd.weight"},
+      {"llama.vocab_size", UINT32_MAX, "key llama.vocab_size is 4294967295"},
+      {"llama.context_length", 0, "key llama.context_length is 0"},
+      {"llama.context_length", UINT32_MAX, "key llama.context_length is 4294967295"},
+      {"llama.context_length", INT32_MAX, "key llama.context_length is 2147483647"},
+      {"llama.attention.key_length", 0, "key llama.attention.key_length is 0"},
+      {"llama.attention.key_length", 12, "head dimension is 12"},
+      {"llama.attention.key_length", 264, "head dimension is 264"},
+      {"llama.attention.value_length", 16, "llama.attention.value_length is 16"},
+      {"llama.expert_count", 8, "llama.expert_count is 8"},
+      {"llama.attention.sliding_window", 512, "llama.attention.sliding_window is 512"},
+      {"tokenizer.ggml.eos_token_id", 16, "key tokenizer.ggml.eos_token_id is 16"},
+      {"tokenizer.ggml.bos_token_id", UINT32_MAX, "key tokenizer.ggml.bos_token_id is 4294967295"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    gguf_build b;
+
+    without_key(&b, cases[i].key);
+    gguf_build_u32(&b, cases[i].key, cases[i].value);
+    size_t size = 0;
+    pkv_error err = {0};
+    unsigned char *bytes = gguf_build_exact(&b, &size);
+    gguf_build_deinit(&b);
+    const pkv_status status = open_bytes(bytes, size, 0, &err);
+    gguf_build_drop(bytes);
+    if ((status != PKV_E_FORMAT && status != PKV_E_UNSUPPORTED) ||
+        strstr(err.text, cases[i].part) == NULL)
+      fail_msg("%s = %u: %s \"%s\", expected \"%s\"", cases[i].key, cases[i].value,
+               pkv_status_name(status), err.text, cases[i].part);
+  }
+}
+
+static const char *const needed_keys[] = {"general.architecture",
+                                          "llama.block_count",
+                                          "llama.embedding_length",
+                                          "llama.feed_forward_length",
+                                          "llama.context_length",
+                                          "llama.attention.head_count",
+                                          "llama.attention.layer_norm_rms_epsilon",
+                                          "tokenizer.ggml.tokens"};
+static const char *const optional_keys[] = {"llama.vocab_size",
+                                            "llama.rope.dimension_count",
+                                            "llama.rope.freq_base",
+                                            "llama.attention.head_count_kv",
+                                            "tokenizer.ggml.eos_token_id",
+                                            "tokenizer.ggml.token_type",
+                                            "tokenizer.ggml.merges",
+                                            "general.name"};
+
+static void test_keys_missing(void **state) {
+  (void)state;
+  for (size_t i = 0; i < sizeof needed_keys / sizeof needed_keys[0]; i++) {
+    gguf_build b;
+    without_key(&b, needed_keys[i]);
+    expect(&b, PKV_E_FORMAT, needed_keys[i]);
+  }
+}
+
+/* An array where one value belongs is wrong for every key. */
+static void test_keys_of_wrong_type(void **state) {
+  (void)state;
+  const size_t needed = sizeof needed_keys / sizeof needed_keys[0];
+  const size_t all = needed + sizeof optional_keys / sizeof optional_keys[0];
+  for (size_t i = 0; i < all; i++) {
+    const char *key = i < needed ? needed_keys[i] : optional_keys[i - needed];
+    gguf_build b;
+    without_key(&b, key);
+    gguf_build_array_f32(&b, key, (const float[]){1.0f, 2.0f}, 2);
+    expect(&b, PKV_E_FORMAT, key);
+  }
+}
+
+static void test_floats(void **state) {
+  (void)state;
+  static const char *const keys[] = {"llama.rope.freq_base",
+                                     "llama.attention.layer_norm_rms_epsilon"};
+  const float values[] = {NAN, INFINITY, -INFINITY, 0.0f, -1.0f, 1e30f};
+  for (size_t k = 0; k < 2; k++)
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+      gguf_build b;
+      without_key(&b, keys[k]);
+      gguf_build_f32(&b, keys[k], values[i]);
+      expect(&b, PKV_E_FORMAT, keys[k]);
+    }
+  gguf_build b;
+  without_key(&b, NULL);
+  gguf_build_string(&b, "llama.rope.scaling.type", "linear");
+  gguf_build_f32(&b, "llama.rope.scaling.factor", NAN);
+  expect(&b, PKV_E_FORMAT, "llama.rope.scaling.factor is nan");
+}
+
+static void test_names_of_things(void **state) {
+  (void)state;
+  gguf_build b;
+  without_key(&b, "general.architecture");
+  gguf_build_string(&b, "general.architecture", "mamba\x1b[31m\n");
+  expect(&b, PKV_E_UNSUPPORTED, "general.architecture is \"mamba?[31m?\"");
+  without_key(&b, NULL);
+  gguf_build_string(&b, "llama.rope.scaling.type", "ya\x07rn");
+  expect(&b, PKV_E_UNSUPPORTED, "llama.rope.scaling.type is \"ya?rn\"");
+  without_key(&b, NULL);
+  gguf_build_tensor(&b, "bl\x1bk.0.extra", 0, 1, (const int64_t[]){8}, NULL, 32);
+  expect(&b, PKV_E_UNSUPPORTED, "tensor bl?k.0.extra is not part of");
+  without_key(&b, "tokenizer.ggml.model");
+  gguf_build_string(&b, "tokenizer.ggml.model", "bert");
+  expect(&b, PKV_E_UNSUPPORTED, "tokenizer.ggml.model is 'bert'");
+  without_key(&b, "tokenizer.ggml.pre");
+  gguf_build_string(&b, "tokenizer.ggml.pre", "viking");
+  expect(&b, PKV_E_UNSUPPORTED, "tokenizer.ggml.pre is 'viking'");
+}
+
+static const struct {
+  const char *name;
+  int64_t inputs, outputs; /* outputs 1: a vector */
+} tensors[] = {{"token_embd.weight", 32, 16},        {"output_norm.weight", 32, 1},
+               {"blk.0.attn_norm.weight", 32, 1},    {"blk.0.attn_q.weight", 32, 32},
+               {"blk.0.attn_k.weight", 32, 16},      {"blk.1.attn_v.weight", 32, 16},
+               {"blk.1.attn_output.weight", 32, 32}, {"blk.1.ffn_norm.weight", 32, 1},
+               {"blk.0.ffn_gate.weight", 32, 64},    {"blk.0.ffn_up.weight", 32, 64},
+               {"blk.1.ffn_down.weight", 64, 32}};
+#define TENSORS (sizeof tensors / sizeof tensors[0])
+
+static void add_tensor(gguf_build *b, size_t i, uint32_t type, int64_t element_bytes,
+                       int64_t inputs, int64_t outputs, uint32_t dims) {
+  const int64_t extent[4] = {inputs, outputs, 1, dims == 4 ? 2 : 1};
+  int64_t bytes = element_bytes;
+  for (uint32_t d = 0; d < dims; d++)
+    bytes *= extent[d];
+  gguf_build_tensor(b, tensors[i].name, type, dims, extent, NULL, (size_t)bytes);
+}
+
+static void test_tensors_missing(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TENSORS; i++) {
+    gguf_build b;
+    without_tensor(&b, tensors[i].name);
+    expect(&b, PKV_E_FORMAT, tensors[i].name);
+  }
+}
+
+static void test_tensors_of_wrong_shape(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TENSORS; i++) {
+    const int64_t in = tensors[i].inputs, out = tensors[i].outputs;
+    gguf_build b;
+    without_tensor(&b, tensors[i].name);
+    add_tensor(&b, i, 0, 4, in - 1, out, 2);
+    expect(&b, PKV_E_FORMAT, tensors[i].name);
+    without_tensor(&b, tensors[i].name);
+    add_tensor(&b, i, 0, 4, in, out + 1, 2);
+    expect(&b, PKV_E_FORMAT, tensors[i].name);
+    without_tensor(&b, tensors[i].name);
+    add_tensor(&b, i, 0, 4, in, out, 4);
+    expect(&b, PKV_E_FORMAT, tensors[i].name);
+    if (in == out || out == 1) continue;
+    without_tensor(&b, tensors[i].name);
+    add_tensor(&b, i, 0, 4, out, in, 2);
+    expect(&b, PKV_E_FORMAT, tensors[i].name);
+  }
+}
+
+static void test_tensors_of_wrong_type(void **state) {
+  (void)state;
+  static const struct {
+    uint32_t type;
+    int64_t bytes;
+    const char *name;
+  } types[] = {{24, 1, "I8"}, {26, 4, "I32"}, {28, 8, "F64"}};
+  for (size_t i = 0; i < TENSORS; i++)
+    for (size_t k = 0; k < 3; k++) {
+      gguf_build b;
+      char part[96];
+      (void)snprintf(part, sizeof part, "tensor %s has type %s", tensors[i].name, types[k].name);
+      without_tensor(&b, tensors[i].name);
+      add_tensor(&b, i, types[k].type, types[k].bytes, tensors[i].inputs, tensors[i].outputs, 2);
+      expect(&b, PKV_E_UNSUPPORTED, part);
+    }
+}
+
+static void test_vocabulary(void **state) {
+  (void)state;
+  gguf_build b;
+  without_key(&b, "tokenizer.ggml.tokens");
+  gguf_build_strings(&b, "tokenizer.ggml.tokens", (const char *const[]){"a", "b"}, 2);
+  expect(&b, PKV_E_FORMAT, "tokenizer.ggml.t");
+  without_key(&b, "tokenizer.ggml.tokens");
+  gguf_build_strings(&b, "tokenizer.ggml.tokens", NULL, 0);
+  expect(&b, PKV_E_FORMAT, "tokenizer.ggml.tokens is missing or empty");
+  without_key(&b, "tokenizer.ggml.token_type");
+  gguf_build_array_i32(&b, "tokenizer.ggml.token_type", (const int32_t[]){1}, 1);
+  expect(&b, PKV_E_FORMAT, "tokenizer.ggml.token_type has 1 elements");
+  without_key(&b, "tokenizer.ggml.merges");
+  gguf_build_strings(&b, "tokenizer.ggml.merges", (const char *const[]){"nospace"}, 1);
+  expect(&b, PKV_E_FORMAT, "tokenizer.ggml.merges");
+}
+
+/* L2, L5: files that are no whole model say so, whatever else they lack. */
+static void test_not_a_whole_model(void **state) {
+  (void)state;
+  gguf_build b;
+  gguf_build_init(&b);
+  gguf_build_string(&b, "general.architecture", "llama");
+  expect(&b, PKV_E_UNSUPPORTED, "no tensors: vocabulary file");
+  without_key(&b, NULL);
+  gguf_build_u16(&b, "split.no", 0);
+  gguf_build_u16(&b, "split.count", 2);
+  expect(&b, PKV_E_UNSUPPORTED, "file is shard 1 of 2");
+  gguf_build_init(&b);
+  gguf_build_u16(&b, "split.no", 1);
+  gguf_build_u16(&b, "split.count", 2);
+  gguf_build_tensor(&b, "blk.1.attn_norm.weight", 0, 1, (const int64_t[]){32}, NULL, 128);
+  expect(&b, PKV_E_UNSUPPORTED, "file is shard 2 of 2");
+}
+
+/* L11: a weight that is no number is found by the tensor's name, and only when asked for. */
+static void test_nan_in_weights(void **state) {
+  (void)state;
+  static const float bad[] = {NAN, INFINITY, -INFINITY};
+  for (size_t k = 0; k < 3; k++)
+    for (int32_t check = 0; check <= 1; check++) {
+      gguf_build b;
+      float data[32 * 64];
+      for (size_t i = 0; i < 32 * 64; i++)
+        data[i] = 0.1f;
+      data[77] = bad[k];
+      without_tensor(&b, "blk.0.ffn_up.weight");
+      gguf_build_tensor(&b, "blk.0.ffn_up.weight", 0, 2, (const int64_t[]){32, 64}, data,
+                        sizeof data);
+      expect_checked(&b, check, check ? PKV_E_FORMAT : PKV_OK,
+                     "tensor blk.0.ffn_up.weight: element 77 of type F32 is not finite");
+    }
+}
+
+typedef struct memory_file {
+  const unsigned char *bytes;
+  size_t size;
+} memory_file;
+
+static pkv_status open_close(void *ctx, const pkv_allocator *allocator) {
+  const memory_file *file = ctx;
+  pkv_model *model = NULL;
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  options.allocator = allocator;
+  const pkv_status status = pkv_model_open_memory(&model, file->bytes, file->size, &options, NULL);
+  pkv_model_close(model);
+  return status;
+}
+
+static void test_no_memory(void **state) {
+  (void)state;
+  small_llama t = SMALL_LLAMA_INIT;
+  memory_file file = {NULL, 0};
+  t.tokenizer = false;
+  unsigned char *bytes = small_llama_bytes(&t, &file.size);
+  file.bytes = bytes;
+  assert_true(test_alloc_torture(open_close, &file) >= 7);
+  gguf_build_drop(bytes);
+}
+
+/* With a tokenizer some allocations may fail unseen: the pattern library interprets a pattern that
+   it has no memory to compile. */
+static void test_no_memory_for_text(void **state) {
+  (void)state;
+  small_llama t = SMALL_LLAMA_INIT;
+  memory_file file = {NULL, 0};
+  unsigned char *bytes = small_llama_bytes(&t, &file.size);
+  int64_t n = 0, refused = 0;
+  file.bytes = bytes;
+  for (bool more = true; more; n++) {
+    test_alloc memory;
+    test_alloc_init(&memory);
+    const pkv_allocator a = test_alloc_allocator(&memory);
+    test_alloc_fail_at(&memory, n + 1, false);
+    const pkv_status status = open_close(&file, &a);
+    assert_true(status == PKV_OK || status == PKV_E_NOMEM);
+    refused += status == PKV_E_NOMEM;
+    more = memory.failed > 0;
+    test_alloc_finish(&memory);
+  }
+  assert_true(n > 15);
+  print_message("%d allocations, %d of them needed\n", (int)n - 1, (int)refused);
+  assert_true(refused * 2 > n);
+  gguf_build_drop(bytes);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_good),
+      cmocka_unit_test(test_numbers),
+      cmocka_unit_test(test_keys_missing),
+      cmocka_unit_test(test_keys_of_wrong_type),
+      cmocka_unit_test(test_floats),
+      cmocka_unit_test(test_names_of_things),
+      cmocka_unit_test(test_tensors_missing),
+      cmocka_unit_test(test_tensors_of_wrong_shape),
+      cmocka_unit_test(test_tensors_of_wrong_type),
+      cmocka_unit_test(test_vocabulary),
+      cmocka_unit_test(test_not_a_whole_model),
+      cmocka_unit_test(test_nan_in_weights),
+      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_no_memory_for_text),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
