@@ -5,6 +5,7 @@
 
 #include "cli/command.h"
 
+extern const pkv_command pkv_command_demo;
 extern const pkv_command pkv_command_doctor;
 extern const pkv_command pkv_command_run;
 
