@@ -121,7 +121,7 @@ static pkv_status load(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
   PKV_TRY(pkv_specials_build(&t->specials, &t->vocab, err));
   PKV_TRY(load_ids(t, gguf, rule, err));
   PKV_TRY(load_replacement(t, err));
-  return pkv_splitter_create(&t->splitter, rule, &t->allocator, err);
+  return pkv_splitter_create(&t->splitter, rule, true, &t->allocator, err);
 }
 
 pkv_status pkv_tokenizer_create(pkv_tokenizer **out, const pkv_gguf *gguf,

@@ -73,6 +73,7 @@ static pkv_status load(pkv_merges *m, const pkv_vocab *vocab, pkv_string_walk wa
     cells *= 2;
   m->slot_mask = cells - 1; /* before anything fails: deinit goes by it */
   if (m->count > 0) m->list = pkv_alloc(&m->allocator, m->count * sizeof *m->list);
+  m->slot_mask = cells - 1;
   m->slots = pkv_alloc(&m->allocator, cells * sizeof *m->slots);
   PKV_CHECK(err, m->slots != NULL && (m->count == 0 || m->list != NULL), PKV_E_NOMEM,
             "no memory for %zu merges", m->count);

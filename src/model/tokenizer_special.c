@@ -9,13 +9,19 @@ static bool is_special(const pkv_vocab *v, int32_t id) {
          (pkv_vocab_is_control(v, id) || v->type[id] == PKV_TOKEN_USER);
 }
 
-/* Bytewise, a shorter one before the longer ones that it starts. */
+static bool same(const pkv_vocab *v, int32_t a, int32_t b) {
+  const pkv_span x = pkv_vocab_piece(v, a), y = pkv_vocab_piece(v, b);
+  return x.size == y.size && memcmp(x.data, y.data, x.size) == 0;
+}
+
+/* Bytewise, a shorter one before the longer ones that it starts, then by id. */
 static int compare(const pkv_vocab *v, int32_t a, int32_t b) {
   const pkv_span x = pkv_vocab_piece(v, a), y = pkv_vocab_piece(v, b);
   const size_t n = x.size < y.size ? x.size : y.size;
   const int order = memcmp(x.data, y.data, n);
   if (order != 0) return order;
-  return x.size < y.size ? -1 : x.size > y.size;
+  if (x.size != y.size) return x.size < y.size ? -1 : 1;
+  return a < b ? -1 : a > b;
 }
 
 static void sift_down(const pkv_vocab *v, int32_t *ids, int32_t i, int32_t n) {
@@ -63,7 +69,7 @@ static pkv_status check(const pkv_specials *s, pkv_error *err) {
     PKV_CHECK(err, bytes <= PKV_SPECIAL_MAX_BYTES, PKV_E_LIMIT,
               "special token %d has %zu bytes, at most %d are allowed", s->ids[i], bytes,
               PKV_SPECIAL_MAX_BYTES);
-    PKV_CHECK(err, i == 0 || compare(s->vocab, s->ids[i - 1], s->ids[i]) != 0, PKV_E_FORMAT,
+    PKV_CHECK(err, i == 0 || !same(s->vocab, s->ids[i - 1], s->ids[i]), PKV_E_FORMAT,
               "special tokens %d and %d are spelled the same", s->ids[i - 1], s->ids[i]);
   }
   return PKV_OK;

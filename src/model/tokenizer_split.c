@@ -14,6 +14,7 @@
  */
 #include "model/tokenizer_split.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -77,6 +78,9 @@ static const rule_name rules[] = {
 
 struct pkv_splitter {
   pkv_allocator allocator;
+  /* An allocation of PCRE2's failed: tells a lack of memory from a machine without a compiler, which
+     PCRE2 reports by one code. Relaxed: read by the thread that builds, before it shares. */
+  atomic_bool starved;
   pcre2_general_context *general;
   pcre2_code *code;
 };
@@ -106,40 +110,37 @@ const pkv_split_rule *pkv_split_rule_find(pkv_span name) {
 #define BLOCK_HEAD 16u
 
 static void *regex_alloc(size_t size, void *user) {
+  pkv_splitter *s = user;
   size_t total;
   if (!pkv_add_size(&total, size, BLOCK_HEAD)) return NULL;
-  unsigned char *block = pkv_alloc(user, total);
-  if (block == NULL) return NULL;
+  unsigned char *block = pkv_alloc(&s->allocator, total);
+  if (block == NULL) {
+    atomic_store_explicit(&s->starved, true, memory_order_relaxed);
+    return NULL;
+  }
   memcpy(block, &total, sizeof total);
   return block + BLOCK_HEAD;
 }
 
 static void regex_free(void *ptr, void *user) {
+  const pkv_splitter *s = user;
   if (ptr == NULL) return;
   unsigned char *block = (unsigned char *)ptr - BLOCK_HEAD;
   size_t total;
   memcpy(&total, block, sizeof total);
-  pkv_free(user, block, total);
+  pkv_free(&s->allocator, block, total);
 }
 
 /* ------------------------------------------------------------------------------------------
  * Splitter and cursor
  * ------------------------------------------------------------------------------------------ */
 
-pkv_status pkv_splitter_create(pkv_splitter **out, const pkv_split_rule *rule,
-                               const pkv_allocator *allocator, pkv_error *err) {
-  *out = NULL;
-  const pkv_allocator a = pkv_allocator_or_default(allocator);
-  pkv_splitter *s = pkv_alloc_zeroed(&a, 1, sizeof *s);
-  PKV_CHECK(err, s != NULL, PKV_E_NOMEM, "no memory for the pre-tokenizer");
-  s->allocator = a;
-  s->general = pcre2_general_context_create(regex_alloc, regex_free, &s->allocator);
-  if (s->general == NULL) {
-    pkv_splitter_destroy(s);
-    return PKV_FAIL(err, PKV_E_NOMEM, "no memory for the pre-tokenizer");
-  }
-  pcre2_compile_context *context = pcre2_compile_context_create(s->general);
-  int code = PCRE2_ERROR_NOMEMORY;
+static pkv_status compile(pkv_splitter *s, const pkv_split_rule *rule, bool compiled,
+                          pkv_error *err) {
+  s->general = pcre2_general_context_create(regex_alloc, regex_free, s);
+  pcre2_compile_context *context =
+      s->general != NULL ? pcre2_compile_context_create(s->general) : NULL;
+  int code = 0;
   PCRE2_SIZE offset = 0;
   if (context != NULL) {
     s->code = pcre2_compile((PCRE2_SPTR)rule->pattern, PCRE2_ZERO_TERMINATED,
@@ -147,17 +148,28 @@ pkv_status pkv_splitter_create(pkv_splitter **out, const pkv_split_rule *rule,
                             &offset, context);
   }
   pcre2_compile_context_free(context);
-  if (s->code == NULL) {
-    pkv_splitter_destroy(s);
-    /* Compile errors are positive numbers, and 121 is the one for memory. */
-    if (code == PCRE2_ERROR_NOMEMORY || code == PCRE2_ERROR_HEAP_FAILED)
-      return PKV_FAIL(err, PKV_E_NOMEM, "no memory for the pattern of pre-tokenizer '%s'",
-                      rule->name);
-    return PKV_FAIL(err, PKV_E_INTERNAL, "pattern of pre-tokenizer '%s': error %d at %zu",
-                    rule->name, code, (size_t)offset);
-  }
   /* Where there is no compiler for this machine, the interpreter matches the same, only slower. */
-  (void)pcre2_jit_compile(s->code, PCRE2_JIT_COMPLETE);
+  if (s->code != NULL && compiled) (void)pcre2_jit_compile(s->code, PCRE2_JIT_COMPLETE);
+  PKV_CHECK(err, !atomic_load_explicit(&s->starved, memory_order_relaxed), PKV_E_NOMEM,
+            "no memory for pre-tokenizer '%s'", rule->name);
+  PKV_CHECK(err, s->code != NULL, PKV_E_INTERNAL, "pattern of pre-tokenizer '%s': error %d at %zu",
+            rule->name, code, (size_t)offset);
+  return PKV_OK;
+}
+
+pkv_status pkv_splitter_create(pkv_splitter **out, const pkv_split_rule *rule, bool compiled,
+                               const pkv_allocator *allocator, pkv_error *err) {
+  *out = NULL;
+  const pkv_allocator a = pkv_allocator_or_default(allocator);
+  pkv_splitter *s = pkv_alloc_zeroed(&a, 1, sizeof *s);
+  PKV_CHECK(err, s != NULL, PKV_E_NOMEM, "no memory for the pre-tokenizer");
+  s->allocator = a;
+  atomic_init(&s->starved, false);
+  const pkv_status status = compile(s, rule, compiled, err);
+  if (status != PKV_OK) {
+    pkv_splitter_destroy(s);
+    return status;
+  }
   *out = s;
   return PKV_OK;
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The tokenizer of the demo model against reference ids: every case of
- * tests/golden/smollm2-135m-q4_1.tok.json, plain and with special tokens, and back to bytes.
+ * tests/golden/smollm2-135m-q4_1.tok.json, plain and with special tokens, and back to bytes; its chat
+ * template against ids that llama.cpp gives for the text which a Jinja interpreter renders.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
-#include "model/tokenizer.h"
+#include "model/chat.h"
 #include "pkv/engine.h"
 
 #define MODEL_FILE PKV_MODEL_DIR "/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -23,6 +24,7 @@
 
 typedef struct fixture {
   pkv_tokenizer *tokenizer; /* NULL: no model file */
+  pkv_chat_template *chat;
   json_t *cases;
 } fixture;
 
@@ -47,8 +49,12 @@ static int setup(void **state) {
   const int64_t start = pkv_clock_ns();
   const pkv_status status = pkv_tokenizer_create(&fx.tokenizer, gguf, NULL, &err);
   print_message("tokenizer built in %.1f ms\n", (double)(pkv_clock_ns() - start) / 1e6);
+  pkv_span source = {NULL, 0};
+  pkv_status chat = pkv_gguf_get_string(&source, gguf, "tokenizer.chat_template", true, &err);
+  if (status == PKV_OK && chat == PKV_OK)
+    chat = pkv_chat_template_create(&fx.chat, source, fx.tokenizer, NULL, &err);
   pkv_gguf_close(gguf);
-  if (status != PKV_OK) {
+  if (status != PKV_OK || chat != PKV_OK) {
     print_error("%s\n", err.text);
     return -1;
   }
@@ -57,6 +63,7 @@ static int setup(void **state) {
 
 static int teardown(void **state) {
   (void)state;
+  pkv_chat_template_destroy(fx.chat);
   pkv_tokenizer_destroy(fx.tokenizer);
   json_decref(fx.cases);
   return 0;
@@ -123,10 +130,53 @@ static void test_special(void **state) {
   every_case(PKV_TEXT_ADD_SPECIAL | PKV_TEXT_PARSE_SPECIAL, "ids_special");
 }
 
+static void test_chat(void **state) {
+  (void)state;
+  if (fx.tokenizer == NULL) {
+    print_message("SKIP: no model file\n");
+    skip();
+  }
+  /* The template inserts its own system message: none was given. */
+  static const int32_t want[] = {1,    9690, 198, 2683,  359,  253,  5356, 5646, 11173,
+                                 3365, 3511, 308, 34519, 28,   7018, 411,  407,  19712,
+                                 8182, 2,    198, 1,     4093, 198,  1780, 314,  9354,
+                                 47,   2,    198, 1,     520,  9531, 198};
+  const size_t n = sizeof want / sizeof want[0];
+  const pkv_message messages[] = {{"user", "What is gravity?"}};
+  int32_t ids[64];
+  size_t count;
+  assert_int_equal(pkv_chat_encode(ids, 64, &count, fx.chat, fx.tokenizer, messages, 1, 1, NULL),
+                   PKV_OK);
+  assert_int_equal(count, n);
+  for (size_t i = 0; i < n; i++) {
+    if (ids[i] != want[i]) fail_msg("token %zu is %d, want %d", i, ids[i], want[i]);
+  }
+  assert_true(pkv_tokenizer_is_end(fx.tokenizer, 2));
+}
+
+/* The vocabulary lacks 21 bytes: they show as U+FFFD instead of vanishing. */
+static void test_bytes_without_token(void **state) {
+  (void)state;
+  if (fx.tokenizer == NULL) {
+    print_message("SKIP: no model file\n");
+    skip();
+  }
+  int32_t ids[8];
+  size_t count;
+  assert_int_equal(pkv_tokenizer_encode(ids, 8, &count, fx.tokenizer, "a\x04\xff", 3, 0, NULL),
+                   PKV_OK);
+  assert_int_equal(count, 3);
+  assert_int_equal(ids[0], 81);
+  assert_int_equal(ids[1], 24211);
+  assert_int_equal(ids[2], 24211);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_plain),
       cmocka_unit_test(test_special),
+      cmocka_unit_test(test_chat),
+      cmocka_unit_test(test_bytes_without_token),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }
