@@ -101,15 +101,22 @@ void pkv_terminal_bars(pkv_terminal *t, const pkv_bar *bars, int count, const ch
   t->drawn_ns = clock;
 }
 
+/* Does the newline in front of `next` end a line of its own: a paragraph, or an item of a list? */
+static bool breaks_line(char next) {
+  return next == '\n' || next == '-' || next == '*' || (next >= '0' && next <= '9');
+}
+
 size_t pkv_wrap_line(const char *text, size_t bytes, int columns, bool final) {
   size_t blank = 0; /* bytes up to and with the last blank that fits */
   int column = 0;
   for (size_t i = 0; i < bytes; i++) {
     const unsigned char c = (unsigned char)text[i];
-    if (c == '\n') return i + 1;
+    const bool is_blank = c == ' ' || c == '\n';
+    if (c == '\n' && i + 1 < bytes && breaks_line(text[i + 1])) return i + 1;
+    if (c == '\n' && i + 1 == bytes) return final ? bytes : 0;
     if ((c & 0xc0u) == 0x80u) continue; /* inside a character */
-    if (column == columns && c != ' ') return blank > 0 ? blank : i;
-    if (c == ' ' && i > 0) blank = i + 1;
+    if (column == columns && !is_blank) return blank > 0 ? blank : i;
+    if (is_blank && i > 0) blank = i + 1;
     if (column < columns) column++;
   }
   return final ? bytes : 0;

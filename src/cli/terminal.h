@@ -33,9 +33,10 @@ void pkv_terminal_bars(pkv_terminal *t, const pkv_bar *bars, int count, const ch
 void pkv_terminal_clear(pkv_terminal *t); /* takes the bar away */
 
 /*
- * How many bytes of text[bytes] make the next line of at most `columns` columns: up to a newline,
- * else up to the last blank that fits, else as many characters as fit. 0: no complete line yet
- * (more may come); `final` gives the rest then. Blanks and the newline behind a line count to it.
+ * How many bytes of text[bytes] make the next line of at most `columns` columns: up to the end of a
+ * paragraph or list item, else up to the last blank that fits, else as many characters as fit.
+ * 0: no complete line yet (more may come); `final` gives the rest then. Other newlines count as
+ * blanks; blanks behind a line belong to it.
  */
 size_t pkv_wrap_line(const char *text, size_t bytes, int columns, bool final);
 /* Replaces control characters by blanks, in place. */
