@@ -51,6 +51,83 @@ PKV_API void pkv_model_get_info(pkv_model_info *out, const pkv_model *model);
 PKV_API int32_t pkv_model_is_end(const pkv_model *model, int32_t token);
 
 /* ------------------------------------------------------------------------------------------
+ * Inspecting a model file
+ * ------------------------------------------------------------------------------------------ */
+
+/*
+ * What is in a GGUF file, also where pkv_model_open refuses it. Everything handed to a callback is
+ * valid during that call only. Text comes as the file has it: any bytes, not terminated.
+ */
+typedef struct pkv_inspect_file {
+  const char *format; /* "GGUF" */
+  uint32_t version, alignment;
+  int64_t file_bytes, data_offset; /* where tensor data starts */
+  int64_t tensor_bytes;            /* of all tensors, padding not counted */
+  int64_t keys, tensors;
+  /* What pkv_model_open says to this file (the text that its error has); PKV_OK: it opens, and
+     `model` is filled. */
+  pkv_status usable;
+  const char *problem;
+  const pkv_model_info *model; /* NULL where it does not open */
+} pkv_inspect_file;
+
+typedef struct pkv_inspect_key {
+  int64_t index;
+  const char *name;
+  size_t name_bytes;
+  const char *type;         /* "u32", "string", "array", ... */
+  const char *element_type; /* of an array; else as type */
+  int64_t count;            /* elements; 1 for a single value */
+} pkv_inspect_key;
+
+typedef enum pkv_inspect_kind {
+  PKV_INSPECT_INT = 0,
+  PKV_INSPECT_UINT = 1, /* u64 only */
+  PKV_INSPECT_FLOAT = 2,
+  PKV_INSPECT_BOOL = 3, /* as_int is 0 or 1 */
+  PKV_INSPECT_TEXT = 4
+} pkv_inspect_kind;
+
+typedef struct pkv_inspect_element {
+  pkv_inspect_kind kind;
+  int64_t as_int;
+  uint64_t as_uint;
+  double as_float; /* may be NaN or infinite */
+  const char *text;
+  size_t text_bytes;
+} pkv_inspect_element;
+
+typedef struct pkv_inspect_tensor {
+  int64_t index;
+  const char *name;
+  size_t name_bytes;
+  const char *type; /* "Q4_1" */
+  int32_t dims;
+  int64_t extent[4];               /* extent[0] is contiguous; unused ones are 1 */
+  int64_t elements, bytes, offset; /* offset in the file */
+  int32_t supported;               /* 1: a type that this library computes with */
+} pkv_inspect_tensor;
+
+/* Called in this order: file once; then for each key of the file `key` and its first elements; then
+   each tensor. Any may be NULL. A value other than 0 ends the visit, which is no error. */
+typedef struct pkv_inspector {
+  uint32_t struct_size;
+  void *user;
+  int64_t max_elements; /* of each array; 0 = all */
+  int32_t (*file)(void *user, const pkv_inspect_file *file);
+  int32_t (*key)(void *user, const pkv_inspect_key *key);
+  int32_t (*element)(void *user, const pkv_inspect_key *key, int64_t index,
+                     const pkv_inspect_element *element);
+  int32_t (*tensor)(void *user, const pkv_inspect_tensor *tensor);
+} pkv_inspector;
+#define PKV_INSPECTOR_INIT                                                                         \
+  { (uint32_t)sizeof(pkv_inspector), NULL, 0, NULL, NULL, NULL, NULL }
+
+/* E_IO, E_FORMAT, E_UNSUPPORTED: not even the table of contents can be read; nothing was visited. */
+PKV_API PKV_MUST_CHECK pkv_status pkv_model_inspect(const char *path, const pkv_inspector *visitor,
+                                                    const pkv_allocator *allocator, pkv_error *err);
+
+/* ------------------------------------------------------------------------------------------
  * Text
  * ------------------------------------------------------------------------------------------ */
 

@@ -135,7 +135,8 @@ int pkv_cli_usage(const pkv_cli *cli, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* Writes to stdout and flushes; false once stdout cannot be written (stop then: main reports). */
 bool pkv_cli_write(const char *bytes, size_t count);
-/* Prints and releases a JSON value with a newline; NULL is a failure. Returns an exit code. */
+/* Prints and releases a JSON value with a newline, in ASCII: text that steers a terminal stays
+ * escaped. NULL is a failure. Returns an exit code. */
 int pkv_cli_json(const pkv_cli *cli, json_t *value);
 /* SIGINT came: finish cleanly and return PKV_EXIT_INTERRUPTED. A second one kills. */
 bool pkv_cli_interrupted(void);

@@ -17,6 +17,7 @@
 const pkv_command *const pkv_commands[] = {
     &pkv_command_run,
     &pkv_command_demo,
+    &pkv_command_inspect,
     &pkv_command_doctor,
 };
 const int pkv_command_count = (int)(sizeof pkv_commands / sizeof *pkv_commands);
@@ -76,7 +77,8 @@ int pkv_cli_json(const pkv_cli *cli, json_t *value) {
     pkv_cli_error(cli, "out of memory while writing JSON");
     return PKV_EXIT_FAILURE;
   }
-  const int failed = json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+  const int failed =
+      json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9) | JSON_ENSURE_ASCII);
   json_decref(value);
   (void)fputc('\n', stdout);
   return failed != 0 ? PKV_EXIT_FAILURE : PKV_EXIT_OK;

@@ -21,6 +21,10 @@ const pkv_tokenizer *pkv_model_tokenizer(const pkv_model *model);
 pkv_status pkv_model_open_memory(pkv_model **out, const void *bytes, size_t size,
                                  const pkv_model_options *options, pkv_error *err);
 
+/* pkv_model_inspect over bytes in memory. */
+pkv_status pkv_model_inspect_memory(const void *bytes, size_t size, const pkv_inspector *visitor,
+                                    const pkv_allocator *allocator, pkv_error *err);
+
 /* Rows of the batch that have the same number of new tokens: all decoding rows, or one chunk of
    one prompt. */
 typedef struct pkv_forward_group {

@@ -38,6 +38,8 @@ pkv_status pkv_hparams_read(pkv_model *model, pkv_error *err);
 /* Finds every tensor by name, with its exact shape and a type we compute with; nothing else may be
    in the file. Sets hp.vocab. */
 pkv_status pkv_weights_bind(pkv_model *model, pkv_error *err);
+/* Whether products and embeddings take weights of this GGUF type. */
+bool pkv_weights_computable(uint32_t type);
 /* E_FORMAT naming the first tensor that holds a NaN or an infinity, in block scales too. */
 pkv_status pkv_weights_check(const pkv_model *model, pkv_error *err);
 

@@ -28,7 +28,7 @@ typedef struct binder {
   pkv_error *err;
 } binder;
 
-static bool computable(uint32_t type) {
+bool pkv_weights_computable(uint32_t type) {
   return type == PKV_WTYPE_F32 || type == PKV_WTYPE_F16 || type == PKV_WTYPE_BF16 ||
          type == PKV_WTYPE_Q8_0 || type == PKV_WTYPE_Q4_0 || type == PKV_WTYPE_Q4_1 ||
          type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1;
@@ -63,7 +63,7 @@ static pkv_status bind_matrix(pkv_weight *out, binder *b, const char *name, int6
                               int64_t outputs) {
   const pkv_gguf_tensor *t;
   PKV_TRY(find(&t, b, name, true, inputs, outputs));
-  PKV_CHECK(b->err, computable(t->type), PKV_E_UNSUPPORTED,
+  PKV_CHECK(b->err, pkv_weights_computable(t->type), PKV_E_UNSUPPORTED,
             "tensor %s has type %s (%u); supported: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1", name,
             type_name(t->type), t->type);
   const char *type = NULL;
