@@ -51,7 +51,7 @@ pkv_status pkv_table_create(pkv_table **out, pkv_pool *pool, int32_t rows, int32
   t->max_pages = max_pages;
   t->page_tokens = pool->caches[0].page_tokens;
   t->pages = pkv_alloc(&a, entries(t) * sizeof *t->pages);
-  t->seq_len = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *t->seq_len);
+  if (t->pages != NULL) t->seq_len = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *t->seq_len);
   if (t->pages == NULL || t->seq_len == NULL) {
     table_free(t);
     return PKV_FAIL(err, PKV_E_NOMEM, "no memory for %d rows of %d pages", rows, max_pages);
