@@ -278,6 +278,11 @@ static void wrap_interleaved(void **state) {
   pkv_pool_destroy(pool);
   c.v = buffer + 192 + 95;
   REFUSED(pkv_pool_wrap(&pool, &c, 1, NULL, &err), PKV_E_INVALID, "caches[0].v overlaps");
+  c.v = buffer + 192 + 97; /* its end lies on the next page's K */
+  REFUSED(pkv_pool_wrap(&pool, &c, 1, NULL, &err), PKV_E_INVALID, "caches[0].v overlaps");
+  c.v = buffer + 96;
+  c.v_page_stride = 200; /* page 1 of V ends on page 2 of K */
+  REFUSED(pkv_pool_wrap(&pool, &c, 1, NULL, &err), PKV_E_INVALID, "caches[0].v overlaps");
 }
 
 static void page_arguments(void **state) {

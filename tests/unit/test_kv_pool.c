@@ -219,6 +219,22 @@ static void copies_in_wrapped_memory(void **state) {
   pkv_pool_destroy(pool);
 }
 
+/* K and V in two buffers whose pages are not equally far apart. */
+static void copies_with_two_page_strides(void **state) {
+  (void)state;
+  static float k[3 * 200], v[3 * 333];
+  pkv_cache c = PKV_CACHE_INIT;
+  c.k = k, c.v = v;
+  c.k_page_stride = 200, c.v_page_stride = 333;
+  c.k_token_stride = 16, c.v_token_stride = 81;
+  c.k_head_stride = 64, c.v_head_stride = 40;
+  c.pages = 3, c.page_tokens = 4, c.kv_heads = 2, c.head_dim = 16;
+  pkv_pool *pool;
+  OK(pkv_pool_wrap(&pool, &c, 1, NULL, &err));
+  copy_once(pool, 4);
+  pkv_pool_destroy(pool);
+}
+
 /* ---- allocations that fail ---- */
 
 static pkv_status make_pool(void *ctx, const pkv_allocator *a) {
@@ -333,6 +349,31 @@ static void more_than_2_31_elements(void **state) {
   }
 }
 
+/* Strides of tokens or of heads, in bytes, past 2^32. */
+static void far_strides(void **state) {
+  (void)state;
+  const int64_t far = ((int64_t)1 << 32) + 64, bytes = 3 * far;
+  void *memory = map_alloc(NULL, (size_t)bytes, 64);
+  if (memory == NULL) {
+    print_message("skipped: no address space for %lld bytes\n", (long long)bytes);
+    skip();
+  }
+  for (int heads_far = 0; heads_far < 2; heads_far++) {
+    pkv_cache c = PKV_CACHE_INIT;
+    c.dtype = PKV_DTYPE_FP8_E4M3;
+    c.k = memory, c.v = (char *)memory + 2048;
+    c.k_page_stride = c.v_page_stride = 64;
+    c.k_token_stride = c.v_token_stride = heads_far ? 16 : far;
+    c.k_head_stride = c.v_head_stride = heads_far ? far : 16;
+    c.pages = 3, c.page_tokens = 3, c.kv_heads = 2, c.head_dim = 8;
+    pkv_pool *pool;
+    OK(pkv_pool_wrap(&pool, &c, 1, NULL, &err));
+    copy_once(pool, 3);
+    pkv_pool_destroy(pool);
+  }
+  map_free(NULL, memory, (size_t)bytes);
+}
+
 /* As many pages as an id can name: made at once, without touching the counts. */
 static void most_pages(void **state) {
   (void)state;
@@ -366,10 +407,16 @@ static void most_pages(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(order_of_pages),           cmocka_unit_test(statistics),
-      cmocka_unit_test(copies_in_every_layout),   cmocka_unit_test(pages_of_one_token),
-      cmocka_unit_test(copies_in_wrapped_memory), cmocka_unit_test(create_torture),
-      cmocka_unit_test(more_than_2_31_elements),  cmocka_unit_test(most_pages),
+      cmocka_unit_test(order_of_pages),
+      cmocka_unit_test(statistics),
+      cmocka_unit_test(copies_in_every_layout),
+      cmocka_unit_test(pages_of_one_token),
+      cmocka_unit_test(copies_in_wrapped_memory),
+      cmocka_unit_test(create_torture),
+      cmocka_unit_test(far_strides),
+      cmocka_unit_test(copies_with_two_page_strides),
+      cmocka_unit_test(more_than_2_31_elements),
+      cmocka_unit_test(most_pages),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
