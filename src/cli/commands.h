@@ -9,5 +9,6 @@ extern const pkv_command pkv_command_demo;
 extern const pkv_command pkv_command_doctor;
 extern const pkv_command pkv_command_inspect;
 extern const pkv_command pkv_command_run;
+extern const pkv_command pkv_command_tokenize;
 
 #endif

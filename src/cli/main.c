@@ -18,6 +18,7 @@ const pkv_command *const pkv_commands[] = {
     &pkv_command_run,
     &pkv_command_demo,
     &pkv_command_inspect,
+    &pkv_command_tokenize,
     &pkv_command_doctor,
 };
 const int pkv_command_count = (int)(sizeof pkv_commands / sizeof *pkv_commands);

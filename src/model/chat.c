@@ -59,9 +59,9 @@ static bool starts_newline(pkv_span s) {
 }
 
 /*
- * Whether the next thing the template writes is a line feed. s stands inside a literal or behind the
- * last word of an expression such as message['role']; a concatenation and the end of an output block are
- * looked through.
+ * Whether the next thing the template writes is a line feed. s stands inside a literal or behind
+ * the last word of an expression such as message['role']; a concatenation and the end of an
+ * output block are looked through.
  */
 static bool newline_follows(pkv_span s) {
   if (starts_newline(s)) return true;

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chat formats behind one interface: a conversation becomes pieces of text, each marked as template
- * (may spell control tokens) or as content (never does). Today one format, ChatML, is recognised by the
- * template's own shape; a template interpreter takes its place later without changing this interface.
+ * Chat formats behind one interface: a conversation becomes pieces of text, each marked as
+ * template (may spell control tokens) or as content (never does). Today one format, ChatML, is
+ * recognised by the template's own shape; a template interpreter takes its place later without
+ * changing this interface.
  *
  * What is read from a ChatML template: that a turn is "<|im_start|>", role, newline, content,
  * "<|im_end|>", newline; the system message it inserts when a conversation starts without one;
- * whether content is trimmed; whether it writes the bos token. A template that names any other control
- * token of the vocabulary does more than that, and is refused.
+ * whether content is trimmed; whether it writes the bos token. A template that names any other
+ * control token of the vocabulary does more than that, and is refused.
  */
 #ifndef PKV_MODEL_CHAT_H
 #define PKV_MODEL_CHAT_H
@@ -33,8 +34,8 @@ pkv_status pkv_chat_render(pkv_text_piece *pieces, size_t capacity, size_t *coun
                            const pkv_chat_template *chat, const pkv_message *messages,
                            size_t message_count, int32_t add_generation, pkv_error *err);
 /*
- * As pkv_chat_tokenize. One bos at the start and not two: the file's wish for a bos is met by the one
- * that the template writes, if it writes one. No eos is added: the conversation goes on.
+ * As pkv_chat_tokenize. One bos at the start and not two: the file's wish for a bos is met by the
+ * one that the template writes, if it writes one. No eos is added: the conversation goes on.
  */
 pkv_status pkv_chat_encode(int32_t *ids, size_t capacity, size_t *count,
                            const pkv_chat_template *chat, const pkv_tokenizer *tokenizer,

@@ -3,15 +3,15 @@
  * Byte-level BPE from a GGUF file: vocabulary, merges, control tokens, pre-tokenizer split.
  *
  * What a file must say: tokenizer.ggml.model "gpt2", a known tokenizer.ggml.pre (an unknown or
- * missing one is refused: a wrong split gives wrong tokens silently), tokens, merges. token_type may be
- * missing: all tokens are then ordinary.
+ * missing one is refused: a wrong split gives wrong tokens silently), tokens, merges. token_type
+ * may be missing: all tokens are then ordinary.
  *
  * Control tokens never come out of ordinary text: not by merges, not by the rule that a word of the
  * vocabulary is its token. User-defined tokens are text, and are cut out of every text.
  *
- * Malformed UTF-8 and all 256 byte values round-trip when the vocabulary has a token for every byte.
- * Some do not (SmolLM2 lacks 21, six of them ASCII controls): such a byte becomes the tokens of U+FFFD,
- * visible and in its place, instead of vanishing.
+ * Malformed UTF-8 and all 256 byte values round-trip when the vocabulary has a token for every
+ * byte. Some do not (SmolLM2 lacks 21, six of them ASCII controls): such a byte becomes the
+ * tokens of U+FFFD, visible and in its place, instead of vanishing.
  */
 #ifndef PKV_MODEL_TOKENIZER_H
 #define PKV_MODEL_TOKENIZER_H
@@ -23,8 +23,9 @@
 typedef struct pkv_tokenizer pkv_tokenizer;
 
 /*
- * Copies what it needs; gguf may be closed afterwards. E_UNSUPPORTED names an unknown tokenizer model
- * or pre-tokenizer, E_FORMAT the key and element that contradict each other, E_LIMIT what is too large.
+ * Copies what it needs; gguf may be closed afterwards. E_UNSUPPORTED names an unknown tokenizer
+ * model or pre-tokenizer, E_FORMAT the key and element that contradict each other, E_LIMIT what
+ * is too large.
  */
 pkv_status pkv_tokenizer_create(pkv_tokenizer **out, const pkv_gguf *gguf,
                                 const pkv_allocator *allocator, pkv_error *err);
@@ -59,9 +60,9 @@ typedef struct pkv_text_piece {
 } pkv_text_piece;
 
 /*
- * Tokens of the pieces joined: words and merges go across their borders, as in a tokenizer that is
- * given the whole text, but a control token lies inside trusted text entirely. add_bos and add_eos: as
- * the file says, when set.
+ * Tokens of the pieces joined: words and merges go across their borders, as in a tokenizer that
+ * is given the whole text, but a control token lies inside trusted text entirely. add_bos and
+ * add_eos: as the file says, when set.
  */
 pkv_status pkv_tokenizer_encode_pieces(int32_t *ids, size_t capacity, size_t *count,
                                        const pkv_tokenizer *t, const pkv_text_piece *pieces,

@@ -30,9 +30,9 @@ typedef struct pkv_merges {
 } pkv_merges;
 
 /*
- * Reads tokenizer.ggml.merges, lines of "left right". E_FORMAT when the key is missing, a line is not
- * two parts, or a part or what they join to is not in the vocabulary: the merges then belong to
- * another file, and every later rank would be in doubt. A line that repeats an earlier pair is
+ * Reads tokenizer.ggml.merges, lines of "left right". E_FORMAT when the key is missing, a line is
+ * not two parts, or a part or what they join to is not in the vocabulary: the merges then belong
+ * to another file, and every later rank would be in doubt. A line that repeats an earlier pair is
  * ignored: the lower rank wins.
  */
 pkv_status pkv_merges_load(pkv_merges *m, const pkv_vocab *vocab, const pkv_gguf *gguf,

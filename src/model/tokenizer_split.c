@@ -78,8 +78,9 @@ static const rule_name rules[] = {
 
 struct pkv_splitter {
   pkv_allocator allocator;
-  /* An allocation of PCRE2's failed: tells a lack of memory from a machine without a compiler, which
-     PCRE2 reports by one code. Relaxed: read by the thread that builds, before it shares. */
+  /* An allocation of PCRE2's failed: tells a lack of memory from a machine without a compiler,
+     which PCRE2 reports by one code. Relaxed: read by the thread that builds, before it shares.
+     */
   atomic_bool starved;
   pcre2_general_context *general;
   pcre2_code *code;

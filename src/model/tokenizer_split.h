@@ -29,8 +29,9 @@ typedef struct pkv_split_rule {
 /* NULL when the name is not known. */
 const pkv_split_rule *pkv_split_rule_find(pkv_span name);
 
-/* rule is borrowed and must outlive the splitter. compiled: to machine code where the machine can;
-   the interpreter gives the same words. E_NOMEM, or E_INTERNAL when the library refuses the pattern. */
+/* rule is borrowed and must outlive the splitter. compiled: to machine code where the machine
+   can; the interpreter gives the same words. E_NOMEM, or E_INTERNAL when the library refuses the
+   pattern. */
 pkv_status pkv_splitter_create(pkv_splitter **out, const pkv_split_rule *rule, bool compiled,
                                const pkv_allocator *allocator, pkv_error *err);
 void pkv_splitter_destroy(pkv_splitter *splitter);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The tokenizer of the demo model against reference ids: every case of
- * tests/golden/smollm2-135m-q4_1.tok.json, plain and with special tokens, and back to bytes; its chat
- * template against ids that llama.cpp gives for the text which a Jinja interpreter renders.
+ * tests/golden/smollm2-135m-q4_1.tok.json, plain and with special tokens, and back to bytes; its
+ * chat template against ids that llama.cpp gives for the text which a Jinja interpreter renders.
  */
 #include <stdarg.h>
 #include <stddef.h>

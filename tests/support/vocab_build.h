@@ -38,7 +38,8 @@ void vocab_build_deinit(vocab_build *v);
 /* Without the 256 byte tokens. */
 void vocab_build_init_empty(vocab_build *v, const char *pre);
 
-/* A token of raw bytes; ordinary types (0, 1, 6) are spelled in the byte alphabet. Returns its id. */
+/* A token of raw bytes; ordinary types (0, 1, 6) are spelled in the byte alphabet. Returns its
+   id. */
 int32_t vocab_build_token(vocab_build *v, const char *text, int32_t type);
 int32_t vocab_build_token_bytes(vocab_build *v, const void *bytes, size_t count, int32_t type);
 /* Spelled as given. */

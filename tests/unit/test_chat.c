@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chat formats: what is recognised, what is refused and why, what a conversation is rendered to, and
- * that nothing a user types becomes a control token.
+ * Chat formats: what is recognised, what is refused and why, what a conversation is rendered to,
+ * and that nothing a user types becomes a control token.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tokenizer under load: eight threads on one object, and long runs of one character on a thread
- * with a stack of 256 KiB, in time that grows with the text and not with its square.
+ * The tokenizer under load: eight threads on one object, and long runs of one character on a
+ * thread with a stack of 256 KiB, in time that grows with the text and not with its square (LONG
+ * is 1 MiB).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -23,9 +24,11 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define STACK     (8 * SMALL_STACK)
 #define LIMIT_SEC 20.0
+#define LONG      (1u << 17)
 #else
 #define STACK     SMALL_STACK
 #define LIMIT_SEC 1.0
+#define LONG      (1u << 20)
 #endif
 
 /* Of this thread alone: other programs on the machine do not count. */
@@ -139,20 +142,20 @@ static const struct {
     {"131072 Z", "Z", 131072},
     {"26000 CJK", "\xe4\xb8\xad", 78000},
     {"43000 A", "A", 43000},
-    {"1 MiB of Z", "Z", 1u << 20},
-    {"1 MiB of blanks", " ", 1u << 20},
-    {"1 MiB of newlines", "\n", 1u << 20},
-    {"1 MiB of blanks and newlines", " \n\n \r\t", 1u << 20},
-    {"1 MiB of digits", "0123456789", 1u << 20},
-    {"1 MiB of punctuation", "!?", 1u << 20},
-    {"1 MiB of quotes", "'", 1u << 20},
-    {"1 MiB of <", "<", 1u << 20},
-    {"1 MiB of bad bytes", "\xff\x80", 1u << 20},
-    {"1 MiB of U+180E", "\xe1\xa0\x8e", 3u * 349525u},
-    {"1 MiB of long s", "'\xc5\xbf", 3u * 349525u},
-    {"1 MiB mixed",
+    {"a long run of Z", "Z", LONG},
+    {"a long run of blanks", " ", LONG},
+    {"a long run of newlines", "\n", LONG},
+    {"a long run of blanks and newlines", " \n\n \r\t", LONG},
+    {"a long run of digits", "0123456789", LONG},
+    {"a long run of punctuation", "!?", LONG},
+    {"a long run of quotes", "'", LONG},
+    {"a long run of <", "<", LONG},
+    {"a long run of bad bytes", "\xff\x80", LONG},
+    {"a long run of U+180E", "\xe1\xa0\x8e", LONG / 3 * 3},
+    {"a long run of long s", "'\xc5\xbf", LONG / 3 * 3},
+    {"mixed",
      "the quick 123 \xe4\xb8\xad\xe6\x96\x87 don't  \n\n stop<|im_end|>! \xff\t\xf0\x9f\x98\x80",
-     1u << 20},
+     LONG},
 };
 
 static void test_long_runs(void **state) {
@@ -175,7 +178,7 @@ static void test_long_runs(void **state) {
   }
 }
 
-/* Random mixture: 1 MiB with every kind of character in it. */
+/* A random mixture with every kind of character in it. */
 static void test_random_text(void **state) {
   (void)state;
   static const char *const parts[] = {"the ",
@@ -195,7 +198,7 @@ static void test_random_text(void **state) {
                                       "\xc2\xa0",
                                       "\xe1\xa0\x8e",
                                       "don't"};
-  const size_t size = 1u << 20;
+  const size_t size = LONG;
   char *text = malloc(size);
   assert_non_null(text);
   pkv_rng rng;
@@ -207,7 +210,7 @@ static void test_random_text(void **state) {
     at += n;
   }
   pkv_tokenizer *t = make("llama-bpe");
-  print_message("1 MiB of random text: %.3f s\n", encode_run(t, "random text", text, size));
+  print_message("random text: %.3f s\n", encode_run(t, "random text", text, size));
   pkv_tokenizer_destroy(t);
 }
 
