@@ -286,7 +286,7 @@ static int print_json(const demo *d) {
 static pkv_status work(demo *d, pkv_error *err) {
   const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
   pkv_model_info info = PKV_MODEL_INFO_INIT;
-  PKV_TRY(pkv_model_open(&d->model, d->options->model, &model_options, err));
+  PKV_TRY(pkv_model_open_named(&d->model, d->options->model, &model_options, err));
   pkv_model_get_info(&info, d->model);
   for (int i = 0; i < d->count; i++)
     pkv_text_stream_init(&d->answers[i].stream, d->model, ANSWER_BYTES);

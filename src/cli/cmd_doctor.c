@@ -14,7 +14,7 @@
 
 #include "base/cpu.h"
 #include "base/env.h"
-#include "pkv/engine.h"
+#include "cli/prompt_text.h"
 
 typedef struct doctor_options {
   const char *model;
@@ -228,7 +228,14 @@ static void check_gpu(report *r) {
                   : "no device file (%d) and no libcuda.so.1: everything runs on the CPU",
         files);
   }
-  add(r, "gpu", "support", CHECK_ABSENT, "this build has no CUDA kernels");
+  /* What the library itself says of the device. */
+  pkv_executor_options options = PKV_EXECUTOR_OPTIONS_INIT;
+  pkv_executor *executor = NULL;
+  pkv_error err = {PKV_OK, "", ""};
+  options.device = PKV_DEVICE_CUDA;
+  const bool works = pkv_executor_create(&executor, &options, &err) == PKV_OK;
+  add(r, "gpu", "kernels", works ? CHECK_OK : CHECK_ABSENT, "%s", works ? "ready" : err.text);
+  pkv_executor_destroy(executor);
 }
 
 static void check_model(report *r, const char *path) {
@@ -241,7 +248,7 @@ static void check_model(report *r, const char *path) {
     add(r, "model", "file", CHECK_ABSENT, "none given (--model FILE checks one)");
     return;
   }
-  if (pkv_model_open(&model, path, &options, &err) != PKV_OK) {
+  if (pkv_model_open_named(&model, path, &options, &err) != PKV_OK) {
     add(r, "model", "file", CHECK_MISSING, "%s", err.text);
     return;
   }

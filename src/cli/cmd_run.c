@@ -218,7 +218,7 @@ static void print_stats(const run_state *s) {
 static pkv_status work(run_state *s, pkv_error *err) {
   const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
   const int64_t begin = pkv_clock_ns();
-  PKV_TRY(pkv_model_open(&s->model, s->options->model, &model_options, err));
+  PKV_TRY(pkv_model_open_named(&s->model, s->options->model, &model_options, err));
   PKV_TRY(read_prompt(s, err));
   PKV_TRY(tokenize_prompt(s, err));
   PKV_TRY(create_engine(s, err));

@@ -5,6 +5,15 @@
 #include <stdio.h>
 #include <string.h>
 
+pkv_status pkv_model_open_named(pkv_model **out, const char *path, const pkv_model_options *options,
+                                pkv_error *err) {
+  pkv_error plain = {PKV_OK, "", ""};
+  const pkv_status status = pkv_model_open(out, path, options, &plain);
+  if (status == PKV_OK) return status;
+  if (strstr(plain.text, path) != NULL) return pkv_fail(err, status, plain.where, "%s", plain.text);
+  return pkv_fail(err, status, plain.where, "%s: %s", path, plain.text);
+}
+
 pkv_status pkv_prompt_read(pkv_buffer *text, const char *path, pkv_error *err) {
   char block[16384];
   if (strcmp(path, "-") != 0) return pkv_buffer_read_file(text, path, err);

@@ -8,6 +8,9 @@
 
 #define PKV_PROMPT_BYTES ((size_t)64 << 20)
 
+/* pkv_model_open, with the path in every message. */
+pkv_status pkv_model_open_named(pkv_model **out, const char *path, const pkv_model_options *options,
+                                pkv_error *err);
 /* All of stdin, or of a file ("-" is stdin), into an initialised buffer. */
 pkv_status pkv_prompt_read(pkv_buffer *text, const char *path, pkv_error *err);
 /* Replaces \n \t \r \\ \" \' \xHH in place; E_FORMAT names what else follows a backslash. */

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: exit codes, help, strict options, streaming, JSON, signals.
+
+usage: test_cli.py PKV MODEL   (tests that need the model are skipped, and counted, without it)
+"""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PKV, MODEL = sys.argv[1], sys.argv[2]
+HAVE_MODEL = os.access(MODEL, os.R_OK)
+LIMIT_S = 300
+
+
+def pkv(*args, stdin=b"", env=None):
+    """(exit code, stdout, stderr) of one run."""
+    full = dict(os.environ, **(env or {}))
+    done = subprocess.run([PKV, *args], input=stdin, capture_output=True, timeout=LIMIT_S, env=full,
+                          check=False)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+def commands():
+    """Names of all commands, from `pkv --help`."""
+    text = pkv("--help")[1].decode()
+    block = text.split("Commands:\n")[1].split("\n\n")[0]
+    return [re.split(r"\s{2,}", line.strip())[0] for line in block.splitlines()]
+
+
+class Frame(unittest.TestCase):
+    def usage_error(self, args, *texts):
+        code, out, err = pkv(*args)
+        self.assertEqual(code, 2, (args, out, err))
+        self.assertEqual(out, b"", args)
+        for text in texts:
+            self.assertIn(text, err, args)
+
+    def test_program(self):
+        self.assertEqual(pkv("--version")[:2], (0, b"pkv 0.1.0\n"))
+        self.assertEqual(pkv()[0], 2)
+        for args in (["--help"], ["-h"], ["help"]):
+            code, out, err = pkv(*args)
+            self.assertEqual((code, err), (0, ""), args)
+            self.assertIn(b"Exit status", out)
+
+    def test_help_of_each_command(self):
+        names = commands()
+        for name in ("run", "demo", "doctor"):
+            self.assertIn(name, names)
+        for name in names:
+            words = name.split()
+            code, out, err = pkv(*words, "--help")
+            self.assertEqual((code, err), (0, ""), name)
+            self.assertTrue(out.decode().startswith("pkv %s - " % name), out[:80])
+            for line in out.decode().splitlines():
+                self.assertLessEqual(len(line), 100, line)
+            self.assertEqual(pkv(*words, "-h")[1], out)
+            self.assertEqual(pkv("help", *words)[1], out)
+
+    def test_generated_pages(self):
+        manual, page = pkv("--help-man")[1].decode(), pkv("--help-markdown")[1].decode()
+        for name in commands():
+            self.assertIn(".SS pkv " + name, manual)
+            self.assertIn("## pkv " + name, page)
+            for option in re.findall(r"--([a-z-]+)", pkv(*name.split(), "--help")[1].decode()
+                                     .split("Options:")[1].split("Exit status")[0]):
+                if option == "help":
+                    continue
+                self.assertIn("`--" + option, page, (name, option))
+                self.assertIn(r"\-\-" + option.replace("-", r"\-"), manual, (name, option))
+
+    def test_unknown_words(self):
+        self.usage_error(["rum"], "unknown command 'rum'", "did you mean 'run'")
+        self.usage_error(["xyzzy"], "unknown command 'xyzzy'")
+        self.usage_error(["--frobnicate"], "unknown option '--frobnicate'")
+        self.usage_error(["run", "--modle", "x"], "unknown option '--modle'", "'--model'")
+        self.usage_error(["run", "--qqqqqq"], "unknown option '--qqqqqq'")
+        self.usage_error(["run", "-Z"], "unknown option '-Z'")
+        self.usage_error(["run", "-m", "x", "-p", "y", "z"], "'z' is one argument too many")
+        for name in commands():
+            self.usage_error([*name.split(), "--no-such-option"], "--no-such-option")
+
+    def test_strict_values(self):
+        for option, value, text in (
+                ("--max-tokens", "0", "from 1 to"), ("--max-tokens", "5x", "'5x'"),
+                ("--max-tokens", " 5", "' 5'"), ("--max-tokens", "", "''"),
+                ("--max-tokens", "99999999999", "from 1 to"), ("--seed", "-1", "from 0"),
+                ("--temperature", "nan", "'nan'"), ("--temperature", "-1", "from 0"),
+                ("--top-p", "1.01", "from 0 to 1"), ("--top-p", "0,5", "'0,5'"),
+                ("--kv-dtype", "f15", "f32, f16, bf16, fp8"), ("--activations", "", "i8, f32")):
+            for args in ([option, value], [option + "=" + value]):
+                self.usage_error(["run", "-m", "x", "-p", "y", *args], option, text)
+        self.usage_error(["run", "-p", "y"], "--model FILE is missing")
+        self.usage_error(["run", "-m", "x"], "--prompt")
+        self.usage_error(["run", "-m", "x", "-p", "y", "-f", "z"], "exclude")
+        self.usage_error(["run", "-m", "x", "-p", "y", "-s", "z"], "--chat")
+        self.usage_error(["run", "-m"], "--model needs a value")
+        self.usage_error(["run", "--json=1", "-m", "x", "-p", "y"], "--json takes no value")
+
+    def test_stdout_that_cannot_be_written(self):
+        if os.path.exists("/dev/full"):
+            with open("/dev/full", "wb") as full:
+                done = subprocess.run([PKV, "--help"], stdout=full, stderr=subprocess.PIPE,
+                                      check=False)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(b"cannot write to standard output", done.stderr)
+        read, write = os.pipe()
+        os.close(read)
+        done = subprocess.run([PKV, "--help-markdown"], stdout=write, stderr=subprocess.PIPE,
+                              check=False)
+        os.close(write)
+        self.assertEqual((done.returncode, done.stderr), (141, b""))
+
+    def test_doctor(self):
+        code, out, _ = pkv("doctor", "--json")
+        report = json.loads(out)
+        self.assertEqual(code, 0)
+        self.assertEqual(report["missing"], 0)
+        sections = {check["section"] for check in report["checks"]}
+        self.assertEqual(sections, {"program", "cpu", "memory", "libraries", "gpu", "model"})
+        code, out, _ = pkv("doctor")
+        self.assertEqual(code, 0)
+        self.assertIn(b"Nothing that pkv needs is missing", out)
+        code, out, _ = pkv("doctor", "-m", "/nonexistent/model.gguf")
+        self.assertEqual(code, 1)
+        self.assertIn(b"/nonexistent/model.gguf", out)
+        self.assertIn(b"missing", out)
+
+    def test_log_level(self):
+        self.assertIn("PKV_LOG is 'loud'", pkv("--version", env={"PKV_LOG": "loud"})[2])
+        self.assertEqual(pkv("--version", env={"PKV_LOG": "debug"})[0], 0)
+
+    def test_files_that_are_no_model(self):
+        code, out, err = pkv("run", "-m", "/nonexistent/m.gguf", "-p", "x")
+        self.assertEqual((code, out), (1, b""))
+        self.assertRegex(err, r"^pkv run: .*/nonexistent/m\.gguf.*No such file")
+        with tempfile.TemporaryDirectory() as folder:
+            for content in (b"", b"GGUF", b"GGUF\x03\0\0\0" + b"\xff" * 16, b"hello\n" * 100):
+                path = os.path.join(folder, "bad.gguf")
+                with open(path, "wb") as file:
+                    file.write(content)
+                for command in (["run", "-p", "x"], ["demo"]):
+                    code, out, err = pkv(*command, "-m", path)
+                    self.assertEqual((code, out), (1, b""), content)
+                    self.assertTrue(err.startswith("pkv %s: " % command[0]), err)
+                    self.assertIn(path, err)
+            self.assertEqual(pkv("run", "-m", folder, "-p", "x")[0], 1)
+
+
+@unittest.skipUnless(HAVE_MODEL, "no model at " + MODEL)
+class Run(unittest.TestCase):
+    def run_ok(self, *args, stdin=b""):
+        code, out, err = pkv("run", "-m", MODEL, *args, stdin=stdin)
+        self.assertEqual(code, 0, err)
+        return out
+
+    def test_streaming_equals_json(self):
+        for args in (["-p", "The capital of France is", "-n", "12"],
+                     ["-p", "Say hello in Chinese and Japanese.", "--chat", "-n", "24"],
+                     ["-p", "x", "-n", "40", "-t", "3", "--seed", "5"]):
+            streamed = self.run_ok(*args)
+            result = json.loads(self.run_ok(*args, "--json"))
+            text = result["text"]
+            self.assertEqual(streamed.decode(), text if text.endswith("\n") else text + "\n")
+            self.assertEqual(len(result["tokens"]), result["generated_tokens"])
+            self.assertIn(result["finish"], ("stop", "length"))
+            for key in ("load_s", "first_token_s", "total_s"):
+                self.assertGreater(result["timings"][key], 0.0)
+
+    def test_never_half_a_character(self):
+        """Each piece that arrives is well-formed, with tokens drawn almost at random."""
+        child = subprocess.Popen([PKV, "run", "-m", MODEL, "-p", "x", "-n", "150", "-t", "50",
+                                  "--seed", "3", "--ignore-end"], stdout=subprocess.PIPE)
+        pieces = 0
+        while True:
+            piece = os.read(child.stdout.fileno(), 65536)
+            if not piece:
+                break
+            piece.decode()  # raises when it is cut
+            pieces += 1
+        child.stdout.close()
+        self.assertEqual(child.wait(), 0)
+        self.assertGreater(pieces, 10)
+
+    def test_where_the_prompt_comes_from(self):
+        text = "Once upon a time\nthere was"
+        expected = self.run_ok("-p", text, "-n", "6")
+        self.assertEqual(self.run_ok("-f", "-", "-n", "6", stdin=text.encode()), expected)
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(text.encode())
+            file.flush()
+            self.assertEqual(self.run_ok("-f", file.name, "-n", "6"), expected)
+        self.assertEqual(self.run_ok("-e", "-p", r"Once upon a time\nthere w\x61s", "-n", "6"),
+                         expected)
+        plain = json.loads(self.run_ok("-p", r"a\n\n\n\nb", "-n", "1", "--json"))
+        escaped = json.loads(self.run_ok("-e", "-p", r"a\n\n\n\nb", "-n", "1", "--json"))
+        self.assertNotEqual(plain["prompt_tokens"], escaped["prompt_tokens"])
+
+    def test_prompts_that_are_refused(self):
+        for args, stdin, text in (
+                (["-p", ""], b"", "empty"), (["-f", "-"], b"", "empty"),
+                (["-f", "/nonexistent"], b"", "/nonexistent"),
+                (["-e", "-p", r"a\q"], b"", r"\q"),
+                (["-f", "-", "--chat"], b"a\0b", "zero byte"),
+                (["-p", "a b c d e f g h", "--ctx", "5"], b"", "8 tokens")):
+            code, out, err = pkv("run", "-m", MODEL, *args, stdin=stdin)
+            self.assertEqual((code, out), (1, b""), (args, err))
+            self.assertIn(text, err)
+
+    def test_limits_and_ends(self):
+        result = json.loads(self.run_ok("-p", "a b c d e f", "-n", "50", "--ctx", "9", "--json"))
+        self.assertEqual((result["finish"], result["prompt_tokens"]), ("length", 6))
+        self.assertEqual(result["generated_tokens"], 3)
+        result = json.loads(self.run_ok("-p", "Say OK.", "--chat", "-n", "100", "--json"))
+        self.assertEqual(result["finish"], "stop")
+        self.assertNotIn("<|im_end|>", result["text"])
+        result = json.loads(self.run_ok("-p", "Hi", "-n", "2", "--json", "--logprobs", "3"))
+        for token in result["tokens"]:
+            self.assertEqual(len(token["top"]), 3)
+            self.assertEqual(token["top"][0]["id"], token["id"])  # greedy
+            self.assertAlmostEqual(token["top"][0]["logprob"], token["logprob"])
+
+    def test_repeatable(self):
+        args = ["-p", "My favourite colour", "-n", "12", "-t", "1", "--top-k", "50", "--top-p",
+                "0.95"]
+        first = self.run_ok(*args, "--seed", "1", "--threads", "1")
+        self.assertEqual(self.run_ok(*args, "--seed", "1", "--threads", "2", "--chunk", "1"), first)
+        self.assertNotEqual(self.run_ok(*args, "--seed", "2"), first)
+        self.assertEqual(self.run_ok(*args[:4], "-t", "1e-8"), self.run_ok(*args[:4]))
+
+    def test_interrupt(self):
+        child = subprocess.Popen([PKV, "run", "-m", MODEL, "-p", "Count to a thousand: one, two,",
+                                  "-n", "4000", "--ignore-end"], stdout=subprocess.PIPE,
+                                 stderr=subprocess.PIPE)
+        self.assertTrue(os.read(child.stdout.fileno(), 1))
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        self.assertEqual((child.returncode, err), (130, b""))
+        out.decode()
+        self.assertTrue(out.endswith(b"\n"))
+
+    def test_reader_goes_away(self):
+        child = subprocess.Popen([PKV, "run", "-m", MODEL, "-p", "Count: one, two,", "-n", "4000",
+                                  "--ignore-end"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertTrue(os.read(child.stdout.fileno(), 1))
+        child.stdout.close()
+        begin = time.monotonic()
+        self.assertEqual(child.wait(timeout=60), 141)
+        self.assertLess(time.monotonic() - begin, 60)
+        self.assertEqual(child.stderr.read(), b"")
+        child.stderr.close()
+
+    def test_demo(self):
+        args = ["demo", "-m", MODEL, "-r", "6", "-g", "2", "-n", "6", "--prefix", "120"]
+        code, out, err = pkv(*args, "--json")
+        self.assertEqual(code, 0, err)
+        result = json.loads(out)
+        self.assertEqual(len(result["answers"]), 6)
+        self.assertEqual(result["pages_in_use"], 0)
+        self.assertEqual(result["prefill_tokens"] + result["prompt_tokens_reused"],
+                         result["prompt_tokens"])
+        self.assertGreaterEqual(result["prefix_pages_reused"], 4 * (120 // 16 - 2))
+        self.assertEqual(sum(a["generated_tokens"] for a in result["answers"]),
+                         result["generated_tokens"])
+        routes = result["kv_bytes_per_token"]
+        self.assertEqual(set(routes),
+                         {"bucket_exact", "bucket_padded", "split", "workqueue", "balanced"})
+        self.assertGreater(routes["bucket_padded"], routes["balanced"])
+        code, out, err = pkv(*args, "--show", "2")
+        self.assertEqual(code, 0, err)
+        text = out.decode()
+        self.assertNotIn("\033", text)  # not a terminal
+        self.assertIn("prefix pages reused", text)
+        for answer in result["answers"][:2]:
+            shown = " ".join(answer["text"].split())
+            self.assertIn(shown, " ".join(text.split()))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=1)
