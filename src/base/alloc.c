@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The default allocator and checked calls into any allocator. The only file with malloc's family. */
+/* The default allocator and checked calls into any allocator. Only this file uses malloc. */
 #include "base/alloc.h"
 
 #include <stdlib.h>

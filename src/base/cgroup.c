@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads cpu.max (version 2) and cpu.cfs_quota_us (version 1) on the path from a group to the root. */
+/* Reads cpu.max (version 2) and cpu.cfs_quota_us (version 1) from a group up to the root. */
 #include "base/cgroup.h"
 
 #include <fcntl.h>

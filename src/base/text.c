@@ -165,7 +165,7 @@ pkv_status pkv_buffer_read_file(pkv_buffer *b, const char *path, pkv_error *err)
 }
 
 /*
- * Looks at the sequence at the start of bytes[count], count >= 1: its length when it is well formed,
+ * Looks at the sequence at the start of s[count], count >= 1: its length when it is well formed,
  * 0 when no more bytes could make it so, -1 when it is a proper prefix of a well-formed one.
  * Bounds of the second byte: Unicode standard, table 3-7.
  */

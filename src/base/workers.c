@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The worker pool. One word holds the whole state of a loop: its number, whether it is open, and how
- * many workers are in it. A worker may only enter the loop that it saw open, by compare-and-swap on
- * that word; the caller closes the loop when the tickets are used up and waits for those inside. So a
- * worker that wakes late is never waited for and never sees a loop that is not its own.
+ * The worker pool. One word holds the whole state of a loop: its number, whether it is open, and
+ * how many workers are in it. A worker may only enter the loop that it saw open, by
+ * compare-and-swap on that word; the caller closes the loop when the tickets are used up and waits
+ * for those inside. So a worker that wakes late is never waited for, and never sees a loop that is
+ * not its own.
  */
 #include "base/workers.h"
 
@@ -75,7 +76,7 @@ static uint64_t next_state(pkv_workers *w, uint64_t seen) {
     if (i % 32 == 0 && pkv_clock_ns() >= end) break;
   }
   pthread_mutex_lock(&w->lock);
-  /* Sequentially consistent with open_loop: either this sees the new loop, or that sees a sleeper. */
+  /* Sequentially consistent with open_loop: this sees the new loop, or that sees a sleeper. */
   atomic_fetch_add(&w->sleepers, 1);
   while (LOOP(state = atomic_load(&w->state)) == LOOP(seen))
     pthread_cond_wait(&w->wake, &w->lock);

@@ -147,8 +147,8 @@ pkv_status pkv_cache_check(const pkv_cache *cache, const char *prefix, pkv_error
   return check_base(cache, prefix, 'v', err);
 }
 
-/* Whether two bases whose pages advance alike keep to different parts of each page. `delta` elements
- * lie between them, b behind a. */
+/* Whether two bases whose pages advance alike keep to different parts of each page; b lies `delta`
+ * elements behind a. */
 static bool pages_apart(const axis *a, const axis *b, uint64_t delta) {
   int64_t a_span, b_span;
   if (a[0].extent == 1 || a[0].stride != b[0].stride) return false;

@@ -17,8 +17,8 @@ pkv_status pkv_cache_check(const pkv_cache *cache, const char *prefix, pkv_error
 pkv_status pkv_cache_check_shape(const pkv_cache *cache, const char *prefix, pkv_error *err);
 
 /*
- * False when a write through one base could change what the other shows: a and b are two bases (K or
- * V) of checked views of one shape and dtype. Interleavings whose strides agree, or whose page
+ * False when a write through one base could change what the other shows: a and b are two bases (K
+ * or V) of checked views of one shape and dtype. Interleavings whose strides agree, or whose page
  * strides agree, are recognised as apart; any other overlap of extents counts as touching.
  */
 int pkv_cache_apart(const pkv_cache *a, int a_is_v, const pkv_cache *b, int b_is_v);

@@ -123,8 +123,7 @@ void pkv_pool_get_stats(pkv_pool_stats *out, const pkv_pool *pool) {
 
 /* ---- copies ---- */
 
-/* `tokens` tokens of a page of K or V. Bytes; where heads or tokens lie together, one copy moves them.
- */
+/* `tokens` tokens of a page of K or V, in bytes; what lies together moves in one copy. */
 static void copy_one(unsigned char *base, int64_t to, int64_t from, int64_t token_stride,
                      int64_t head_stride, int32_t tokens, int32_t heads, size_t vector) {
   if (token_stride == (int64_t)vector) {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * An allocator for tests: counts, fails on demand, and finds leaks, double frees, foreign pointers,
- * wrong sizes at free and writes past the end. New blocks up to 1 MiB are filled with 0xa5, freed ones
- * with 0x5a, so that reading what was never written shows.
+ * wrong sizes at free and writes past the end. New blocks up to 1 MiB are filled with 0xa5, freed
+ * ones with 0x5a, so that reading what was never written shows.
  *
  *   test_alloc ta;
  *   test_alloc_init(&ta);
@@ -50,8 +50,8 @@ void test_alloc_finish(test_alloc *t);
 
 /*
  * Runs `fn` with an allocator whose n-th allocation fails, for n = 1, 2, ... until it gets through;
- * once with only that one failing and once with all later ones too. fn builds something, destroys it
- * again, and returns the status of the building. Fails the test unless every failed run gives
+ * once with only that one failing and once with all later ones too. fn builds something, destroys
+ * it again, and returns the status of the building. Fails the test unless every failed run gives
  * PKV_E_NOMEM and leaves nothing behind. Returns the number of allocations of a full run.
  */
 typedef pkv_status (*test_torture_fn)(void *ctx, const pkv_allocator *allocator);

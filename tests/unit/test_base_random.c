@@ -56,7 +56,7 @@ static void bounds(void **state) {
   assert_true(pkv_rng_range(&rng, INT64_MAX, INT64_MAX) == INT64_MAX);
 }
 
-/* Counts of 7 equally likely values: chi-square with 6 degrees of freedom, below its 1 - 1e-6 point. */
+/* Counts of 7 equally likely values: chi-square of 6 degrees below its 1 - 1e-6 point. */
 static void even_spread(void **state) {
   (void)state;
   pkv_rng rng;

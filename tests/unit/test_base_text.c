@@ -309,7 +309,7 @@ static void utf8_table(void **state) {
   }
 }
 
-/* Streaming: valid text cut anywhere, the held tail put before the next piece, is valid throughout. */
+/* Valid text cut anywhere, the held tail put before the next piece, is valid throughout. */
 static void utf8_streaming(void **state) {
   (void)state;
   static const char text[] = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80z\xed\x9f\xbf\xf4\x8f\xbf\xbf";

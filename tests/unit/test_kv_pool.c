@@ -94,7 +94,7 @@ static size_t at(const pkv_cache *c, int is_v, int64_t page, int64_t token, int6
   return (size_t)e * pkv_dtype_bytes(c->dtype);
 }
 
-/* Fills every vector of a page, all layers, with bytes drawn from a seed; or checks its first tokens. */
+/* Fills the first tokens of a page, all layers, with bytes drawn from a seed; or checks them. */
 static void page_bytes(const pkv_pool *pool, int32_t page, int32_t tokens, uint64_t seed,
                        int check) {
   for (int32_t l = 0; l < pool->layers; l++) {
