@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seeds of fuzz_gguf: small GGUF files, good ones and ones that are wrong in one place.
+"""Writes seeds of the fuzz targets: small GGUF files, good ones and ones wrong in one place.
 
-    tools/gguf_corpus.py fuzz/corpus/gguf
+    tools/gguf_corpus.py gguf fuzz/corpus/gguf      files of all kinds
+    tools/gguf_corpus.py model fuzz/corpus/model    whole models of a few KB
 
 The same call gives the same files. What the fuzzer finds is kept beside them under other names.
 """
 import os
+import random
 import struct
 import sys
 
@@ -118,13 +120,95 @@ def bad():
     yield "align_u64", file([key("general.alignment", U64, 32)], [tensor("t", [2], 0, 0)], 8)
 
 
+# Type number: (elements of a block, bytes of a block).
+WEIGHTS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
+           30: (1, 2)}
+TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "c", "\u0120", "\u010a",
+          "ab", "d"]
+
+
+def noise(kind, elements, rng):
+    """Weights of about +-0.25 as the file has them."""
+    block, size = WEIGHTS[kind]
+    out = b""
+    for _ in range(elements // block):
+        value = rng.uniform(-0.25, 0.25)
+        if kind == 0:
+            out += struct.pack("<f", value)
+        elif kind == 1:
+            out += struct.pack("<e", value)
+        elif kind == 30:
+            out += struct.pack("<f", value)[2:]
+        else:
+            scales = struct.pack("<ee", 0.25 / (127 if kind == 8 else 16), -0.25)
+            scales = scales if kind in (3, 7) else scales[:2]
+            out += scales + rng.randbytes(size - len(scales))
+    return out
+
+
+def model(kind, width=32, heads=2, kv_heads=1, ffn=32, layers=1, vocab=10, extra=(), tied=True):
+    """A llama model with a tokenizer; norms are ones."""
+    rng = random.Random(kind)
+    dim = width // heads
+    keys = [key("general.architecture", STRING, "llama"), key("llama.block_count", U32, layers),
+            key("llama.embedding_length", U32, width), key("llama.feed_forward_length", U32, ffn),
+            key("llama.context_length", U32, 64), key("llama.attention.head_count", U32, heads),
+            key("llama.attention.head_count_kv", U32, kv_heads),
+            key("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
+            key("tokenizer.ggml.model", STRING, "gpt2"),
+            key("tokenizer.ggml.pre", STRING, "smollm"),
+            array("tokenizer.ggml.tokens", STRING,
+                  [TOKENS[i] if i < len(TOKENS) else f"u{i}" for i in range(vocab)]),
+            array("tokenizer.ggml.token_type", I32,
+                  [3 if i < 3 else 1 if i < len(TOKENS) else 5 for i in range(vocab)]),
+            array("tokenizer.ggml.merges", STRING, ["a b"]),
+            key("tokenizer.ggml.eos_token_id", U32, 2), *extra]
+    shapes = [("token_embd.weight", width, vocab), ("output_norm.weight", width, 0)]
+    shapes += [] if tied else [("output.weight", width, vocab)]
+    for i in range(layers):
+        shapes += [(f"blk.{i}.{name}.weight", inputs, outputs) for name, inputs, outputs in (
+            ("attn_norm", width, 0), ("attn_q", width, width), ("attn_k", width, dim * kv_heads),
+            ("attn_v", width, dim * kv_heads), ("attn_output", width, width),
+            ("ffn_norm", width, 0), ("ffn_gate", width, ffn), ("ffn_up", width, ffn),
+            ("ffn_down", ffn, width))]
+    table, data = [], b""
+    for name, inputs, outputs in shapes:
+        data += bytes(-len(data) % 32)
+        extents = [inputs, outputs] if outputs else [inputs]
+        table.append(tensor(name, extents, kind if outputs else 0, len(data)))
+        ones = struct.pack("<f", 1.0) * inputs
+        data += noise(kind, inputs * outputs, rng) if outputs else ones
+    return file(keys, table) + data
+
+
+def models():
+    """Whole models: they open and run."""
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"
+    yield "f32", model(0, width=8, heads=1, ffn=8)
+    yield "f16", model(1, width=16, ffn=8, tied=False)
+    yield "bf16", model(30, width=24, heads=3, kv_heads=3, ffn=8, vocab=12)
+    yield "q4_0", model(2)
+    yield "q4_1", model(3, layers=2)
+    yield "q5_0", model(6)
+    yield "q5_1", model(7, heads=4, kv_heads=2)
+    yield "q8_0", model(8, tied=False)
+    yield "scaled", model(0, width=8, heads=1, ffn=8,
+                          extra=[key("llama.rope.scaling.type", STRING, "linear"),
+                                 key("llama.rope.scaling.factor", F32, 4.0)])
+    yield "chat", model(0, width=8, heads=1, ffn=8,
+                        extra=[key("tokenizer.chat_template", STRING, template),
+                               key("tokenizer.ggml.bos_token_id", U32, 1),
+                               key("tokenizer.ggml.add_bos_token", BOOL, 1)])
+
+
 def main():
-    if len(sys.argv) != 2:
-        sys.exit("usage: tools/gguf_corpus.py FOLDER")
-    os.makedirs(sys.argv[1], exist_ok=True)
-    for prefix, files in (("good_", good()), ("bad_", bad())):
-        for name, content in files:
-            with open(os.path.join(sys.argv[1], prefix + name), "wb") as out:
+    kinds = {"gguf": (("good_", good), ("bad_", bad)), "model": (("good_", models),)}
+    if len(sys.argv) != 3 or sys.argv[1] not in kinds:
+        sys.exit("usage: tools/gguf_corpus.py gguf|model FOLDER")
+    os.makedirs(sys.argv[2], exist_ok=True)
+    for prefix, files in kinds[sys.argv[1]]:
+        for name, content in files():
+            with open(os.path.join(sys.argv[2], prefix + name), "wb") as out:
                 out.write(content)
 
 

@@ -352,6 +352,8 @@ pkv_status pkv_forward_run(pkv_forward *f, const pkv_cache *caches, const pkv_fo
                            pkv_error *err) {
   PKV_TRY(check_batch(f, caches, batch, err));
   const pkv_model *m = f->model;
+  /* One fstat a pass: a model file cut short is an error, not a SIGBUS (but for a race). */
+  PKV_TRY(pkv_gguf_check_unchanged(m->gguf, err));
   PKV_TRY(f->executor->ops->embed(f->executor, f->x, m->hp.width, &m->embed, batch->ids,
                                   batch->tokens, 1.0f, err));
   for (int32_t i = 0; i < m->hp.layers; i++) {
