@@ -2,6 +2,7 @@
 /* Status names, error details, log, environment, clock, CPU features and cores. */
 #include "base/status.h"
 
+#include <ftw.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -247,6 +248,13 @@ static void put(const char *name, const char *text) {
   fclose(f);
 }
 
+static int remove_one(const char *path, const struct stat *s, int type, struct FTW *at) {
+  (void)s;
+  (void)type;
+  (void)at;
+  return remove(path);
+}
+
 static int32_t quota(const char *membership) {
   put("membership", membership);
   return pkv_cgroup_cores(ROOT "/membership", ROOT);
@@ -254,6 +262,7 @@ static int32_t quota(const char *membership) {
 
 static void cgroup_quota(void **state) {
   (void)state;
+  nftw(ROOT, remove_one, 8, FTW_DEPTH | FTW_PHYS); /* what an earlier run left */
   assert_int_equal(pkv_cgroup_cores(ROOT "/nothing/here", ROOT), 0);
   put("cpu.max", "max 100000\n");
   put("a/cpu.max", "250000 100000\n");
@@ -285,6 +294,7 @@ static void cgroup_quota(void **state) {
   put("cpu/cpu.cfs_quota_us", "400000\n"); /* a container: its own group is the mount's root */
   put("cpu/cpu.cfs_period_us", "100000\n");
   assert_int_equal(quota("4:cpu:/docker/0123\n"), 4);
+  assert_int_equal(nftw(ROOT, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
 }
 
 int main(void) {
