@@ -16,7 +16,7 @@
 #define MAX_FFN    (1 << 22)
 #define MAX_HEADS  4096
 /* Tables of a pass grow with the context: what a file may ask for by a number alone has an end. */
-#define MAX_CONTEXT (1 << 24)
+#define MAX_CONTEXT (1 << 22)
 #define MAX_GROUP   32 /* query heads a KV head: what attention takes */
 
 static pkv_status get_i32(int32_t *out, const pkv_model *m, const char *key, bool required,

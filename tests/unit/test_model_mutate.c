@@ -4,6 +4,7 @@
  * file, or a prompt runs to its end. A crash under ASan is the failure looked for.
  */
 #include <dirent.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -152,6 +153,30 @@ static void test_large_residual(void **state) {
   gguf_build_drop(bytes);
 }
 
+/* L3: where a file has output.weight it is used, and token_embd.weight where it has none. */
+static void test_output_weight_is_used(void **state) {
+  (void)state;
+  float bad[32 * 16];
+  for (size_t i = 0; i < 32 * 16; i++)
+    bad[i] = NAN;
+  for (int with_output = 0; with_output <= 1; with_output++) {
+    small_llama s = SMALL_LLAMA_INIT;
+    gguf_build b;
+    tally t = {0};
+    size_t size = 0;
+    gguf_build_init(&b);
+    small_llama_build(&b, &s);
+    if (with_output)
+      gguf_build_tensor(&b, "output.weight", 0, 2, (const int64_t[]){32, 16}, bad, sizeof bad);
+    unsigned char *bytes = gguf_build_exact(&b, &size);
+    gguf_build_deinit(&b);
+    open_and_run(&t, bytes, size, PKV_ACTIVATIONS_F32);
+    assert_int_equal(t.ran, 1);
+    assert_int_equal(t.not_finite, with_output);
+    gguf_build_drop(bytes);
+  }
+}
+
 /* L1: the file loses its end while the model is in use. */
 static void test_file_shrinks(void **state) {
   (void)state;
@@ -204,9 +229,13 @@ static void test_seeds(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_good_models_run), cmocka_unit_test(test_random_changes),
-      cmocka_unit_test(test_not_finite),      cmocka_unit_test(test_large_residual),
-      cmocka_unit_test(test_file_shrinks),    cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_good_models_run),
+      cmocka_unit_test(test_random_changes),
+      cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_large_residual),
+      cmocka_unit_test(test_output_weight_is_used),
+      cmocka_unit_test(test_file_shrinks),
+      cmocka_unit_test(test_seeds),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
