@@ -64,6 +64,11 @@ INLINE int32_t row_stride(int32_t head_dim) {
   return (head_dim + VL - 1) / VL * VL;
 }
 
+/* As pkv_dtype_bytes, known to the compiler. */
+INLINE int64_t element_bytes(const pkv_dtype dtype) {
+  return dtype == PKV_DTYPE_F32 ? 4 : dtype == PKV_DTYPE_FP8_E4M3 ? 1 : 2;
+}
+
 /*
  * 2^x for x <= 0 (or NaN): n = round(x), and a polynomial in x - n on [-0.5, 0.5], minimax for the
  * relative error (2e-9 before rounding; 1 ulp after, 2 without fused multiply-add). 0 below -126.5.
@@ -93,7 +98,7 @@ static float exp2_one(float x) {
 /* scores[r * TILE + j] = q_r . k_j for `rows` rows and `count` tokens from j on. */
 INLINE void qk_step(float *scores, const float *q, int32_t stride, const token_ptr *k, int32_t j,
                     int32_t head_dim, const pkv_dtype dtype, const int rows, const int count) {
-  const int64_t bytes = (int64_t)(dtype == PKV_DTYPE_F32 ? 4 : dtype == PKV_DTYPE_FP8_E4M3 ? 1 : 2);
+  const int64_t bytes = element_bytes(dtype);
   vf acc[4][4];
   UNROLL
   for (int r = 0; r < rows; r++) {
@@ -166,7 +171,7 @@ INLINE void qk_rows(float *scores, const float *q, int32_t stride, const token_p
 INLINE void pv_step(float *acc, const float *p, int32_t stride, const token_ptr *v, int32_t lo,
                     int32_t hi, int32_t c, const pkv_dtype dtype, const int rows,
                     const int chunks) {
-  const int64_t bytes = (int64_t)(dtype == PKV_DTYPE_F32 ? 4 : dtype == PKV_DTYPE_FP8_E4M3 ? 1 : 2);
+  const int64_t bytes = element_bytes(dtype);
   vf sum[4][8];
   UNROLL
   for (int r = 0; r < rows; r++) {
@@ -196,25 +201,34 @@ INLINE void pv_step(float *acc, const float *p, int32_t stride, const token_ptr 
   }
 }
 
+/*
+ * While K of a tile is used its V is fetched, while V is used K of the next tile: two half tiles are
+ * live at any time and stay in the first-level cache. Fetches come in small sequential bursts, a
+ * token or an equal share of the tile's tokens before each step: all at once they outnumber the
+ * places for them, and line by line across tokens the machine's own prefetchers lose the thread.
+ */
 INLINE void pv_rows(float *acc, const float *p, int32_t stride, const token_ptr *v, int32_t lo,
-                    int32_t hi, int32_t head_dim, const pkv_dtype dtype, const int rows) {
+                    int32_t hi, int32_t head_dim, const token_ptr *next, int32_t lines,
+                    const pkv_dtype dtype, const int rows) {
   const int chunks = PV_CHUNKS(rows);
+  const int32_t share = (TILE * chunks * VL + head_dim - 1) / head_dim;
   int32_t c = 0;
-  for (; c + chunks * VL <= head_dim; c += chunks * VL)
+  for (int32_t j = 0; c + chunks * VL <= head_dim; c += chunks * VL) {
+    const int32_t to = next == NULL ? 0 : j + share < TILE ? j + share : TILE;
+    for (; j < to; j++)
+      for (int32_t i = 0; i < lines; i++)
+        vf_prefetch(next[j] + i * 64);
     pv_step(acc, p, stride, v, lo, hi, c, dtype, rows, chunks);
+  }
   for (; c + VL <= head_dim; c += VL)
     pv_step(acc, p, stride, v, lo, hi, c, dtype, rows, 1);
 #if VL == 16
-  if (c < head_dim) {
-    const int64_t bytes = (int64_t)(dtype == PKV_DTYPE_F32        ? 4
-                                    : dtype == PKV_DTYPE_FP8_E4M3 ? 1
-                                                                  : 2);
-    for (int r = 0; r < rows; r++) {
-      vf sum = vf_load(acc + r * stride + c);
-      for (int32_t j = lo; j < hi; j++)
-        sum = vf_fma(vf_set1(p[r * TILE + j]), vf_kv_half(dtype, v[j] + c * bytes), sum);
-      vf_store(acc + r * stride + c, sum);
-    }
+  for (int r = 0; c < head_dim && r < rows; r++) {
+    vf sum = vf_load(acc + r * stride + c);
+    for (int32_t j = lo; j < hi; j++)
+      sum =
+          vf_fma(vf_set1(p[r * TILE + j]), vf_kv_half(dtype, v[j] + c * element_bytes(dtype)), sum);
+    vf_store(acc + r * stride + c, sum);
   }
 #endif
 }
@@ -222,7 +236,7 @@ INLINE void pv_rows(float *acc, const float *p, int32_t stride, const token_ptr 
 typedef void (*qk_fn)(float *scores, const float *q, int32_t stride, const token_ptr *k, int32_t lo,
                       int32_t hi, int32_t head_dim, const token_ptr *next, int32_t lines);
 typedef void (*pv_fn)(float *acc, const float *p, int32_t stride, const token_ptr *v, int32_t lo,
-                      int32_t hi, int32_t head_dim);
+                      int32_t hi, int32_t head_dim, const token_ptr *next, int32_t lines);
 
 #define KERNELS(name, dtype, rows)                                                                 \
   static void qk_##name##_##rows(float *scores, const float *q, int32_t stride,                    \
@@ -231,8 +245,9 @@ typedef void (*pv_fn)(float *acc, const float *p, int32_t stride, const token_pt
     qk_rows(scores, q, stride, k, lo, hi, head_dim, next, lines, dtype, rows);                     \
   }                                                                                                \
   static void pv_##name##_##rows(float *acc, const float *p, int32_t stride, const token_ptr *v,   \
-                                 int32_t lo, int32_t hi, int32_t head_dim) {                       \
-    pv_rows(acc, p, stride, v, lo, hi, head_dim, dtype, rows);                                     \
+                                 int32_t lo, int32_t hi, int32_t head_dim, const token_ptr *next,  \
+                                 int32_t lines) {                                                  \
+    pv_rows(acc, p, stride, v, lo, hi, head_dim, next, lines, dtype, rows);                        \
   }
 #define KERNELS_OF(name, dtype)                                                                    \
   KERNELS(name, dtype, 1) KERNELS(name, dtype, 2) KERNELS(name, dtype, 3) KERNELS(name, dtype, 4)
@@ -399,19 +414,19 @@ static void tile_span(const row_run *runs, int32_t n, int32_t *lo, int32_t *hi) 
 }
 
 typedef struct tile_work {
-  const token_ptr *k, *v, *k_next, *v_next; /* next: NULL at the last tile */
+  const token_ptr *k, *v, *k_next; /* NULL at the last tile */
   int32_t runs, lo, hi, lines;
 } tile_work;
 
 /* Softmax of every row; runs whose rows saw -inf only are dropped row by row. */
 static void tile_values(attend_scratch *s, const pkv_cpu_block *b, const row_run *run,
-                        const token_ptr *v, pkv_dtype dtype) {
+                        const token_ptr *v, pkv_dtype dtype, const token_ptr *next, int32_t lines) {
   const int32_t head_dim = b->p->cache.head_dim, stride = row_stride(head_dim);
   int32_t done = 0;
   while (done < run->rows) {
     const int32_t r = run->first + done, rows = kernel_rows(run->rows - done);
     pv_kernels[dtype][rows - 1](s->acc + r * stride, s->scores + r * TILE, stride, v, run->lo,
-                                run->hi, head_dim);
+                                run->hi, head_dim, done == 0 ? next : NULL, lines);
     done += rows;
   }
 }
@@ -430,23 +445,19 @@ static void tile_scores(attend_scratch *s, const pkv_cpu_block *b, const row_run
 
 static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w) {
   const int32_t head_dim = b->p->cache.head_dim, stride = row_stride(head_dim);
-  pkv_dtype dtype = b->p->cache.dtype;
-  const int widen = b->rows > 4 && dtype != PKV_DTYPE_F32;
+  const pkv_dtype stored = b->p->cache.dtype;
+  const int widen = b->rows > 4 && stored != PKV_DTYPE_F32;
+  const pkv_dtype dtype = widen ? PKV_DTYPE_F32 : stored;
   const token_ptr *k = w->k, *v = w->v;
   if (widen) {
-    widen_tile(s, w->k, w->lo, w->hi, head_dim, dtype, w->k_next, w->lines);
+    widen_tile(s, w->k, w->lo, w->hi, head_dim, stored, w->v, w->lines);
     k = s->rows;
   }
   for (int32_t i = 0; i < w->runs; i++)
-    tile_scores(s, b, &s->runs[i], k, widen ? PKV_DTYPE_F32 : dtype, widen ? NULL : w->k_next,
-                w->lines);
+    tile_scores(s, b, &s->runs[i], k, dtype, widen ? NULL : w->v, w->lines);
   if (widen) {
-    widen_tile(s, w->v, w->lo, w->hi, head_dim, dtype, w->v_next, w->lines);
+    widen_tile(s, w->v, w->lo, w->hi, head_dim, stored, w->k_next, w->lines);
     v = s->rows;
-  } else if (w->v_next != NULL) {
-    for (int32_t j = 0; j < TILE; j++)
-      for (int32_t i = 0; i < w->lines; i++)
-        vf_prefetch(w->v_next[j] + i * 64);
   }
   for (int32_t i = 0; i < w->runs; i++) {
     const row_run *run = &s->runs[i];
@@ -457,7 +468,7 @@ static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_wo
       if (!moved) memset(s->scores + r * TILE, 0, TILE * sizeof(float));
       live += moved;
     }
-    if (live > 0) tile_values(s, b, run, v, widen ? PKV_DTYPE_F32 : dtype);
+    if (live > 0) tile_values(s, b, run, v, dtype, widen ? NULL : w->k_next, w->lines);
   }
 }
 
@@ -481,7 +492,7 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
   for (; first < end; first += TILE, at ^= 1) {
     const int32_t count = (int32_t)(end - first < TILE ? end - first : TILE);
     const int64_t then = first + TILE;
-    tile_work w = {s->k[at], s->v[at], NULL, NULL, 0, 0, 0, lines};
+    tile_work w = {s->k[at], s->v[at], NULL, 0, 0, 0, lines};
     w.runs = find_runs(s->runs, b, first, count);
     tile_span(s->runs, w.runs, &w.lo, &w.hi);
     if (!found && w.runs > 0) find_tokens(s->k[at], s->v[at], b, first, w.lo, w.hi);
@@ -494,7 +505,6 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
         s->v[at ^ 1][j] = s->v[at ^ 1][more - 1];
       }
       w.k_next = s->k[at ^ 1];
-      w.v_next = s->v[at ^ 1];
       found = 1;
     }
     if (w.runs > 0) attend_tile(s, b, &w);

@@ -134,8 +134,6 @@ static inline int64_t vf_narrow(void *dst, pkv_dtype dtype, const float *src, in
   return count;
 }
 
-static inline void vf_prefetch(const unsigned char *p) {
-  (void)p;
-}
+#define vf_prefetch(p) ((void)(p))
 
 #include "backend/cpu/attend_impl.h"
