@@ -14,10 +14,13 @@
 #include "base/env.h"
 #include "cli/commands.h"
 
-/* clang-format off: one command a line */
+/* clang-format off */
 const pkv_command *const pkv_commands[] = {
-    &pkv_command_run,      &pkv_command_demo,   &pkv_command_inspect,
-    &pkv_command_tokenize, &pkv_command_doctor,
+    &pkv_command_run,
+    &pkv_command_demo,
+    &pkv_command_inspect,
+    &pkv_command_tokenize,
+    &pkv_command_doctor,
 };
 /* clang-format on */
 const int pkv_command_count = (int)(sizeof pkv_commands / sizeof *pkv_commands);
