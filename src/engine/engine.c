@@ -140,8 +140,8 @@ pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
   resolve_options(e, options);
   const pkv_tokenizer *const tokenizer = pkv_model_tokenizer(model);
   e->vocab = e->shape.vocab;
-  if (tokenizer != NULL && pkv_tokenizer_vocab(tokenizer) < e->vocab)
-    e->vocab = pkv_tokenizer_vocab(tokenizer);
+  if (tokenizer != NULL && pkv_tokenizer_vocab_used(tokenizer) < e->vocab)
+    e->vocab = pkv_tokenizer_vocab_used(tokenizer);
   const pkv_status status = create_parts(e, err);
   if (status != PKV_OK) {
     pkv_engine_destroy(e);

@@ -158,6 +158,13 @@ int32_t pkv_tokenizer_vocab(const pkv_tokenizer *t) {
   return t->vocab.size;
 }
 
+int32_t pkv_tokenizer_vocab_used(const pkv_tokenizer *t) {
+  int32_t used = t->vocab.size;
+  while (used > 1 && t->vocab.type[used - 1] == PKV_TOKEN_UNUSED)
+    used--;
+  return used;
+}
+
 int32_t pkv_tokenizer_bos(const pkv_tokenizer *t) {
   return t->bos;
 }

@@ -31,6 +31,8 @@ pkv_status pkv_tokenizer_create(pkv_tokenizer **out, const pkv_gguf *gguf,
                                 const pkv_allocator *allocator, pkv_error *err);
 void pkv_tokenizer_destroy(pkv_tokenizer *tokenizer);
 int32_t pkv_tokenizer_vocab(const pkv_tokenizer *t);
+/* The same without the unused ids at its end: rows that only pad the model's output. */
+int32_t pkv_tokenizer_vocab_used(const pkv_tokenizer *t);
 int32_t pkv_tokenizer_bos(const pkv_tokenizer *t); /* -1 = none */
 int32_t pkv_tokenizer_eos(const pkv_tokenizer *t);
 bool pkv_tokenizer_is_end(const pkv_tokenizer *t, int32_t token);

@@ -71,6 +71,7 @@ static void add_tokenizer(writer *w, const tiny_model_options *o) {
     (void)snprintf(texts[i], sizeof texts[i], "w%zu", i);
     names[i] = texts[i];
     types[i] = (int32_t)i == o->eos ? 3 : 1;
+    if ((int32_t)i >= o->vocab - o->padding) types[i] = 5;
   }
   gguf_build_string(b, "tokenizer.ggml.model", "gpt2");
   gguf_build_string(b, "tokenizer.ggml.pre", "smollm");

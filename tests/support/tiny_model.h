@@ -12,11 +12,12 @@ typedef struct tiny_model_options {
   uint64_t seed;
   int32_t layers, query_heads, kv_heads, head_dim, feed_forward, vocab, context;
   int32_t eos;       /* end token, -1 = the file has no tokenizer */
+  int32_t padding;   /* this many ids at the end of the vocabulary are unused (with a tokenizer) */
   int32_t nan_token; /* its embedding is NaN, -1 = none */
   float spread;      /* of the logits: larger is more certain */
 } tiny_model_options;
 #define TINY_MODEL_INIT                                                                            \
-  { 1, 2, 3, 1, 16, 64, 320, 2048, -1, -1, 2.0f }
+  { 1, 2, 3, 1, 16, 64, 320, 2048, -1, 0, -1, 2.0f }
 
 typedef struct tiny_model {
   pkv_model *model;

@@ -408,6 +408,38 @@ static void test_logits_that_are_not_finite(void **state) {
   tiny_model_close(&tiny);
 }
 
+/* Output rows that only pad the head are never sampled, nor in a log-probability. */
+static void test_padding_of_the_vocabulary(void **state) {
+  (void)state;
+  tiny_model_options options = TINY_MODEL_INIT;
+  options.eos = 3;
+  options.padding = 200;
+  tiny_model tiny;
+  tiny_model_open(&tiny, &options);
+  const pkv_engine_options o = small_engine();
+  pkv_engine *const engine = drive_engine(tiny.model, &o);
+  int32_t prompt[5];
+  int distinct[320] = {0}, seen = 0;
+  drive_prompt(prompt, 5, 120, 12);
+  pkv_request r = PKV_REQUEST_INIT;
+  r.prompt = prompt;
+  r.prompt_tokens = 5;
+  r.max_tokens = 200;
+  r.temperature = 5.0f;
+  r.ignore_end = 1;
+  r.logprobs = 1;
+  drive_submit(engine, &r, &answers[0]);
+  (void)drive_all(engine, 300);
+  assert_int_equal(answers[0].count, 200);
+  for (int i = 0; i < 200; i++) {
+    assert_in_range(answers[0].tokens[i], 0, 119);
+    seen += distinct[answers[0].tokens[i]]++ == 0;
+  }
+  assert_true(seen > 60); /* nearly uniform: the padding would have been hit */
+  drive_finish(engine);
+  tiny_model_close(&tiny);
+}
+
 static void test_step_arguments(void **state) {
   (void)state;
   tiny_model tiny = open_tiny();
@@ -435,11 +467,17 @@ static void test_step_arguments(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_bad_options),      cmocka_unit_test(test_bad_requests),
-      cmocka_unit_test(test_queue_limit),      cmocka_unit_test(test_context_limit),
-      cmocka_unit_test(test_short_requests),   cmocka_unit_test(test_first_token_ends),
-      cmocka_unit_test(test_echo_and_scoring), cmocka_unit_test(test_cancel_at_any_step),
-      cmocka_unit_test(test_cancel_many),      cmocka_unit_test(test_logits_that_are_not_finite),
+      cmocka_unit_test(test_bad_options),
+      cmocka_unit_test(test_bad_requests),
+      cmocka_unit_test(test_queue_limit),
+      cmocka_unit_test(test_context_limit),
+      cmocka_unit_test(test_short_requests),
+      cmocka_unit_test(test_first_token_ends),
+      cmocka_unit_test(test_echo_and_scoring),
+      cmocka_unit_test(test_cancel_at_any_step),
+      cmocka_unit_test(test_cancel_many),
+      cmocka_unit_test(test_logits_that_are_not_finite),
+      cmocka_unit_test(test_padding_of_the_vocabulary),
       cmocka_unit_test(test_step_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
