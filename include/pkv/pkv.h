@@ -200,7 +200,8 @@ PKV_API int32_t pkv_executor_threads(const pkv_executor *executor);
  *   k[page*k_page_stride + token*k_token_stride + head*k_head_stride + i],   0 <= i < head_dim, in
  * 64-bit arithmetic. That covers [page, token, head, d] (NHD), [page, head, token, d] (HND), K and
  * V interleaved in one buffer, and token-major pools (page_tokens 1). Strides must be such that no
- * two elements coincide. fp8: a stored value x stands for x * scale * head_scale[head].
+ * two elements coincide. fp8: a stored value x stands for x * scale * head_scale[head]; the scales
+ * are ignored for other dtypes.
  */
 typedef struct pkv_cache {
   uint32_t struct_size;
@@ -550,7 +551,10 @@ typedef struct pkv_attention_args {
 /*
  * Runs the plan. Everything is checked before the first write: pointers, strides, the shape of plan
  * against cache, the page ids of each row (E_RANGE names row, index and id), the workspace.
- * Allocates nothing. Single call at a time for one executor and one workspace. Source:
+ * Allocates nothing. Single call at a time for one executor and one workspace.
+ * A query without keys (a row of length 0, or q_len > seq_len) gives zeros and lse -inf, sinks or
+ * not. With a window, table entries of pages that no query sees are not read. What no row owns
+ * (other pages, page tails, the workspace's content) may hold anything, NaN included. Source:
  * FlashAttention's online softmax; split merge by log-sum-exp.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_attention_run(pkv_executor *executor,
