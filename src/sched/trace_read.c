@@ -113,8 +113,8 @@ static pkv_status read_line(reader *r, field *columns, int *count, bool names) {
   int column = 0;
   bool blank = true;
   for (;;) {
-    const char *text;
-    size_t length;
+    const char *text = NULL;
+    size_t length = 0;
     PKV_TRY(read_cell(r, &text, &length));
     if (length > 0) blank = false;
     const bool more = r->at < r->end && *r->at == ',';
