@@ -20,6 +20,7 @@ const pkv_command *const pkv_commands[] = {
     &pkv_command_demo,
     &pkv_command_inspect,
     &pkv_command_tokenize,
+    &pkv_command_bench_attention,
     &pkv_command_doctor,
 };
 /* clang-format on */

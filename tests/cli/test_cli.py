@@ -132,6 +132,82 @@ class Frame(unittest.TestCase):
         self.assertIn(b"/nonexistent/model.gguf", out)
         self.assertIn(b"missing", out)
 
+    def bench(self, *args):
+        """Rows by route of a small `pkv bench attention --json`."""
+        code, out, err = pkv("bench", "attention", "-t", "2", "-n", "1", "--memory", "64", "--json",
+                             *args)
+        self.assertEqual((code, err), (0, ""), args)
+        result = json.loads(out)
+        self.assertEqual(result["skipped"], 0)
+        return {row["route"]: row for row in result["rows"]}
+
+    def test_bench_counts(self):
+        rows = self.bench("--lengths", "0,1,37x3,600", "--splits", "4", "--bucket", "512")
+        self.assertEqual(set(rows),
+                         {"bucket_exact", "bucket_padded", "split", "workqueue", "balanced"})
+        token = 2 * 8 * 128 * 2
+        for route, row in rows.items():
+            self.assertEqual(row["kv_bytes"], (1 + 3 * 37 + 600) * token, route)
+            self.assertLess(row["error"], 1e-4)
+            self.assertGreater(row["attend_us"], 0)
+            self.assertGreater(row["null_us"], 0)
+        self.assertEqual([rows[r]["launches"] for r in sorted(rows)], [1, 8, 6, 2, 2])
+        self.assertEqual(rows["bucket_padded"]["padded_bytes"], (4 * 512 + 1024 - 712) * token)
+        self.assertEqual(rows["split"]["tasks"], 6 * 8 * 4)
+        # 256 tasks over 6 rows and 8 heads: 6 splits, rounded up to 8; never more than tiles
+        self.assertEqual(rows["workqueue"]["tasks"], (0 + 1 + 3 * 2 + 8) * 8)
+        self.assertEqual(rows["split"]["state_bytes"], 6 * 32 * 4 * 520)
+
+    def test_bench_shapes(self):
+        for dtype in ("f32", "f16", "bf16", "fp8_e4m3"):
+            for layout in ("hnd", "nhd"):
+                row = self.bench("--lengths", "5,100", "--kv-dtype", dtype, "--layout", layout,
+                                 "--query-heads", "9", "--kv-heads", "3", "--head-dim", "64",
+                                 "--page", "7", "--q-len", "3", "--window", "20", "-r", "balanced")
+                self.assertLess(row["balanced"]["error"], 1e-4, (dtype, layout))
+                size = {"f32": 4, "f16": 2, "bf16": 2, "fp8_e4m3": 1}[dtype]
+                self.assertEqual(row["balanced"]["kv_bytes"], (5 + 22) * 2 * 3 * 64 * size)
+
+    def test_bench_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trace, csv = os.path.join(folder, "t.csv"), os.path.join(folder, "r.csv")
+            with open(trace, "w", encoding="utf-8") as file:
+                file.write("prompt_len,decode_len,arrival\n100,2,0\n40,1,0\n")
+            for _ in range(2):
+                rows = self.bench("--trace", trace, "-r", "workqueue", "--csv", csv,
+                                  "--commit", "abc")
+            self.assertEqual(rows["workqueue"]["rows"], 1.5)  # steps of 2 rows and of 1
+            with open(csv, encoding="utf-8") as file:
+                lines = [line.rstrip("\n").split(",") for line in file]
+            self.assertEqual(",".join(lines[0]), "commit,device,driver,cell,route,gpu_us,plan_us,"
+                             "wall_us,bytes,floor_us,error,peers")
+            self.assertEqual(len(lines), 3)
+            self.assertTrue(all(len(line) == 12 for line in lines))
+            self.assertEqual((lines[1][0], lines[1][4]), ("abc", "workqueue"))
+            with open(trace, "a", encoding="utf-8") as file:
+                file.write("7,x,1\n")
+            code, _, err = pkv("bench", "attention", "--trace", trace)
+            self.assertEqual(code, 1)
+            self.assertIn("line 4: decode_len is 'x'", err)
+            code, _, err = pkv("bench", "attention", "--trace", folder + "/none", "--memory", "16")
+            self.assertEqual(code, 1)
+
+    def test_bench_refuses(self):
+        self.usage_error(["bench", "attention", "--cells", "b8_bimodal,b9"], "'b9' is no cell")
+        self.usage_error(["bench", "attention", "--threads", "1,x"], "--threads is '1,x'")
+        self.usage_error(["bench", "attention", "--threads", ""], "--threads is ''")
+        self.usage_error(["bench", "attention", "--lengths", "1,,2"], "expected at ',2'")
+        self.usage_error(["bench", "attention", "--lengths", "5x"], "'5x'")
+        self.usage_error(["bench", "attention", "--lengths", "1x4096,1"], "more than 4096 rows")
+        self.usage_error(["bench"], "there is 'bench attention'")
+        code, _, err = pkv("bench", "attention", "--lengths", "5", "--query-heads", "5")
+        self.assertEqual(code, 1)
+        self.assertIn("not a multiple of kv_heads 8", err)
+        code, out, err = pkv("bench", "attention", "--cells", "1row_64k", "--memory", "16")
+        self.assertEqual(code, 0)
+        self.assertIn("1row_64k skipped: 4096 pages, the storage has 256", err)
+        self.assertIn(b"1 cells skipped", out)
+
     def test_log_level(self):
         self.assertIn("PKV_LOG is 'loud'", pkv("--version", env={"PKV_LOG": "loud"})[2])
         self.assertEqual(pkv("--version", env={"PKV_LOG": "debug"})[0], 0)

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The cells of `pkv bench attention`: named lists of batches. A batch is what decodes together in
+ * one step: lengths, and where each row's pages lie among the batch's own, scattered as in its
+ * trace.
+ */
+#ifndef PKV_CLI_BENCH_CELLS_H
+#define PKV_CLI_BENCH_CELLS_H
+
+#include <stdbool.h>
+
+#include "base/alloc.h"
+
+typedef struct bench_batch {
+  int32_t rows, max_pages;
+  int64_t pages;    /* of all rows */
+  int64_t tokens;   /* sum of lengths */
+  int32_t *lengths; /* [rows] */
+  int32_t *ids;     /* [rows, max_pages]: a permutation of 0 .. pages-1, then -1 */
+} bench_batch;
+
+typedef struct bench_cell {
+  char name[48];
+  int32_t count, capacity;
+  bench_batch *batches; /* [count] of [capacity] */
+} bench_cell;
+
+typedef struct bench_cell_options {
+  int32_t page_tokens;
+  int32_t steps;  /* of a trace: this many, evenly spread over the seed's 48 or 64 */
+  int32_t active; /* rows of a trace from a file */
+  uint64_t seed;
+  const char *lengths;    /* custom cell: "1024,4096x3"; NULL = none */
+  const char *trace_file; /* CSV or JSON; NULL = none */
+  const char *names;      /* of the built-in cells, separated by commas; NULL = the usual ones */
+} bench_cell_options;
+
+/* Every built-in cell, for the help text. */
+#define BENCH_CELL_NAMES                                                                           \
+  "1row_1k, 1row_4k, 1row_16k, 1row_64k, 16rows_mixed, b1_bucketed, b4_bimodal, b8_bimodal, "      \
+  "b8_uniform, b8_zipf, b8_bucketed, b8_homogeneous"
+
+/* How many cells the options ask for; an error names the word that is no cell or no length. */
+pkv_status bench_cell_count(int32_t *count, const bench_cell_options *options, pkv_error *err);
+/* Cell `index`, 0 .. count-1. Free it with bench_cell_free, also after a failure. */
+pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, int32_t index,
+                           pkv_error *err);
+void bench_cell_free(bench_cell *cell);
+/* Pages of its largest batch. */
+int64_t bench_cell_pages(const bench_cell *cell);
+
+#endif

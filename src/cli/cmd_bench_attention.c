@@ -1,0 +1,521 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `pkv bench attention`: every route on the seed's traces and on fixed mixes of lengths, against a
+ * null read and a plain read of the same bytes by the same number of threads in the same run.
+ *
+ * Order of the measuring: for each repetition, for each step of the cell, every route and both
+ * reads one after another, starting one further each time; so what the machine does in the meantime
+ * hits all of them. Figures are medians over repetitions, then means over steps. Each call gets the
+ * batch at another place of the storage. Before anything of a cell is timed, each route's
+ * output is compared with the reference executor's for its shortest rows.
+ */
+#include "cli/commands.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "base/rng.h"
+#include "base/text.h"
+#include "cli/bench_cells.h"
+#include "cli/bench_results.h"
+#include "cli/bench_store.h"
+
+#define MAX_REPEATS  101
+#define MAX_THREADS  8    /* different thread counts in one run */
+#define MOST_CHECKED 1e-4 /* float sums against double ones, relative to the largest output */
+#define ROUTES       5
+#define COLD_BYTES   (INT64_C(1) << 30) /* read in between before a page is read again */
+
+typedef struct bench_options {
+  const char *cells, *lengths, *trace_file, *threads, *csv, *commit;
+  int32_t route, dtype, layout, isa;
+  int32_t query_heads, kv_heads, head_dim, page_tokens, q_len, window;
+  int32_t parts, splits, bucket, invariant;
+  int32_t steps, repeats, active, memory_mib, check_tokens, huge, best, json;
+  int64_t seed;
+} bench_options;
+
+static const char *const route_choices[] = {
+    "all", "bucket_exact", "bucket_padded", "split", "workqueue", "balanced", NULL};
+static const char *const dtype_choices[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
+static const char *const layout_choices[] = {"hnd", "nhd", NULL};
+static const char *const isa_choices[] = {"auto",   "reference", "scalar", "avx2",
+                                          "avx512", "neon",      NULL};
+
+#define O bench_options
+static const pkv_option options_table[] = {
+    PKV_TEXT(O, cells, 0, "cells", "NAMES", NULL, "built-in cells, separated by commas"),
+    PKV_TEXT(O, lengths, 0, "lengths", "LIST", NULL, "one more cell: 1024,4096x3"),
+    PKV_TEXT(O, trace_file, 0, "trace", "FILE", NULL,
+             "one more cell: requests from CSV or JSON (prompt_len, decode_len, arrival)"),
+    PKV_INT(O, active, 0, "active", "N", "8", 1, 4096, "rows together of --trace"),
+    PKV_CHOICE(O, route, 'r', "route", route_choices, "all", "route to measure"),
+    PKV_TEXT(O, threads, 't', "threads", "LIST", "0",
+             "thread counts, separated by commas; 0 = all cores"),
+    PKV_CHOICE(O, isa, 0, "isa", isa_choices, "auto", "instruction set"),
+    PKV_CHOICE(O, dtype, 0, "kv-dtype", dtype_choices, "f16", "element type of the cache"),
+    PKV_CHOICE(O, layout, 0, "layout", layout_choices, "hnd", "order of a page's elements"),
+    PKV_INT(O, query_heads, 0, "query-heads", "N", "32", 1, 1024, "query heads"),
+    PKV_INT(O, kv_heads, 0, "kv-heads", "N", "8", 1, 1024, "KV heads"),
+    PKV_INT(O, head_dim, 0, "head-dim", "N", "128", 8, 256, "head dimension"),
+    PKV_INT(O, page_tokens, 0, "page", "TOKENS", "16", 1, 1024, "tokens of a page"),
+    PKV_INT(O, q_len, 0, "q-len", "N", "1", 1, 64, "query tokens of a row"),
+    PKV_INT(O, window, 0, "window", "TOKENS", "0", 0, 1 << 24, "sliding window; 0 = none"),
+    PKV_INT(O, parts, 0, "parts", "N", "0", 0, 65536, "parts of balanced; 0 = default"),
+    PKV_INT(O, splits, 0, "splits", "N", "32", 1, 1024, "S of split and the bucket routes"),
+    PKV_INT(O, bucket, 0, "bucket", "TOKENS", "0", 0, 1 << 20,
+            "bucket_padded rounds lengths up to this; 0 = default"),
+    PKV_FLAG(O, invariant, 0, "batch-invariant", "balanced in its batch-invariant mode"),
+    PKV_INT(O, steps, 0, "steps", "N", "4", 1, 64, "steps of a trace, evenly spread"),
+    PKV_INT(O, repeats, 'n', "repeats", "N", "5", 1, MAX_REPEATS, "repetitions of each step"),
+    PKV_INT(O, memory_mib, 0, "memory", "MIB", "4096", 16, 1 << 20, "largest cache storage"),
+    PKV_INT(O, check_tokens, 0, "check", "TOKENS", "8192", 0, 1 << 24,
+            "cached tokens to compare with the reference first; 0 = none"),
+    PKV_INT(O, seed, 0, "seed", "N", "20260623", 1, INT64_C(4294967295), "of traces and data"),
+    PKV_FLAG(O, best, 0, "best", "shortest repetition instead of the median, for a busy machine"),
+    PKV_FLAG(O, huge, 0, "huge-pages", "cache storage on transparent huge pages"),
+    PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
+    PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
+    PKV_FLAG(O, json, 0, "json", "print one JSON object instead of the table"),
+};
+#undef O
+
+/* Everything that lives as long as the command. */
+typedef struct bench {
+  const pkv_cli *cli;
+  const bench_options *o;
+  pkv_shape shape;
+  bench_cell_options cell_options;
+  int32_t cells, routes, thread_counts;
+  pkv_route route[ROUTES];
+  int32_t threads[MAX_THREADS];
+  bench_store store;
+  bench_run run;
+  FILE *csv;
+  json_t *rows; /* --json */
+  int32_t skipped;
+  uint64_t checksum; /* of the reads, so that they are not for nothing */
+} bench;
+
+/* What a cell needs in memory besides the store; sized for its largest batch. */
+typedef struct scratch {
+  float *q, *out, *expected;
+  int32_t *ids;
+  void *plan, *workspace;
+  size_t q_bytes, ids_bytes, plan_bytes, workspace_bytes;
+} scratch;
+
+static pkv_plan_options plan_options(const bench *b, pkv_route route) {
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  options.route = route;
+  options.parts = b->o->parts;
+  if (route != PKV_ROUTE_WORKQUEUE) options.splits = b->o->splits;
+  options.bucket_tokens = b->o->bucket;
+  if (b->o->invariant && route == PKV_ROUTE_BALANCED) options.flags = PKV_PLAN_BATCH_INVARIANT;
+  return options;
+}
+
+static void scratch_free(scratch *s) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_free(&a, s->q, s->q_bytes);
+  pkv_free(&a, s->out, s->q_bytes);
+  pkv_free(&a, s->expected, s->q_bytes);
+  pkv_free(&a, s->ids, s->ids_bytes);
+  pkv_free(&a, s->plan, s->plan_bytes);
+  pkv_free(&a, s->workspace, s->workspace_bytes);
+}
+
+static pkv_status scratch_init(scratch *s, const bench *b, const bench_cell *cell, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  int64_t rows = 1, entries = 1;
+  memset(s, 0, sizeof *s);
+  for (int32_t i = 0; i < cell->count; i++) {
+    const bench_batch *batch = &cell->batches[i];
+    const int64_t count = (int64_t)batch->rows * batch->max_pages;
+    if (batch->rows > rows) rows = batch->rows;
+    if (count > entries) entries = count;
+    int32_t longest = 0;
+    for (int32_t row = 0; row < batch->rows; row++)
+      if (batch->lengths[row] > longest) longest = batch->lengths[row];
+    for (int32_t r = 0; r < b->routes; r++) {
+      const pkv_plan_options options = plan_options(b, b->route[r]);
+      size_t plan, workspace;
+      PKV_TRY(pkv_plan_size(&plan, &workspace, &b->shape, &options, batch->rows, longest, err));
+      if (plan > s->plan_bytes) s->plan_bytes = plan;
+      if (workspace > s->workspace_bytes) s->workspace_bytes = workspace;
+    }
+  }
+  if (s->workspace_bytes == 0) s->workspace_bytes = 64;
+  s->q_bytes = (size_t)rows * (size_t)b->shape.q_len * (size_t)b->shape.query_heads *
+               (size_t)b->shape.head_dim * sizeof(float);
+  s->ids_bytes = (size_t)entries * sizeof(int32_t);
+  s->q = pkv_alloc(&a, s->q_bytes);
+  s->out = pkv_alloc(&a, s->q_bytes);
+  s->expected = pkv_alloc(&a, s->q_bytes);
+  s->ids = pkv_alloc(&a, s->ids_bytes);
+  s->plan = pkv_alloc(&a, s->plan_bytes);
+  s->workspace = pkv_alloc(&a, s->workspace_bytes);
+  PKV_CHECK(err, s->q && s->out && s->expected && s->ids && s->plan && s->workspace, PKV_E_NOMEM,
+            "no memory for %lld rows", (long long)rows);
+  pkv_rng rng;
+  pkv_rng_init(&rng, (uint64_t)b->o->seed + 1);
+  for (size_t i = 0; i < s->q_bytes / sizeof(float); i++)
+    s->q[i] = (float)pkv_rng_normal(&rng);
+  memset(s->workspace, 0xff, s->workspace_bytes); /* NaN: it needs no initialisation */
+  return PKV_OK;
+}
+
+/* One attention call over the batch's rows as they lie in s->ids; times in nanoseconds. */
+static pkv_status attend(const bench *b, const scratch *s, pkv_executor *executor,
+                         const pkv_plan_options *options, const bench_batch *batch, float *out,
+                         int64_t *plan_ns, int64_t *attend_ns, pkv_plan_stats *stats,
+                         pkv_error *err) {
+  pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
+  const int64_t t0 = pkv_clock_ns();
+  PKV_TRY(pkv_plan_build(&args.plan, s->plan, s->plan_bytes, &b->shape, options, batch->rows,
+                         batch->lengths, err));
+  const int64_t t1 = pkv_clock_ns();
+  args.cache = &b->store.cache;
+  args.block_table = s->ids;
+  args.max_pages = batch->max_pages;
+  args.q = s->q;
+  args.out = out;
+  args.workspace = s->workspace;
+  args.workspace_bytes = s->workspace_bytes;
+  PKV_TRY(pkv_attention_run(executor, &args, err));
+  *attend_ns = pkv_clock_ns() - t1;
+  *plan_ns = t1 - t0;
+  return stats ? pkv_plan_get_stats(stats, args.plan, b->store.cache.dtype, err) : PKV_OK;
+}
+
+/* The batch's shortest rows of at most `budget` tokens together, at least one: marks them in keep.
+ */
+static void choose_rows(const bench_batch *batch, int64_t budget, unsigned char *keep) {
+  int64_t used = 0;
+  memset(keep, 0, (size_t)batch->rows);
+  for (int32_t n = 0; n < batch->rows; n++) {
+    int32_t best = -1;
+    for (int32_t row = 0; row < batch->rows; row++)
+      if (!keep[row] && (best < 0 || batch->lengths[row] < batch->lengths[best])) best = row;
+    used += batch->lengths[best];
+    if (n > 0 && used > budget) return;
+    keep[best] = 1;
+  }
+}
+
+/*
+ * The first batch by every route against the reference executor, the other rows emptied for the
+ * latter. *error[route]: the largest difference over the largest value.
+ */
+static pkv_status check(bench *b, scratch *s, const bench_cell *cell, pkv_executor *executor,
+                        double *error, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  const bench_batch *batch = &cell->batches[0];
+  const size_t rows = (size_t)batch->rows;
+  const size_t stride =
+      (size_t)b->shape.q_len * (size_t)b->shape.query_heads * (size_t)b->shape.head_dim;
+  pkv_executor_options reference = PKV_EXECUTOR_OPTIONS_INIT;
+  pkv_executor *oracle = NULL;
+  int64_t ns[2];
+  pkv_status status = PKV_OK;
+  bench_batch few = *batch;
+  unsigned char *keep = pkv_alloc_zeroed(&a, rows, 1);
+  few.lengths = pkv_alloc_zeroed(&a, rows, sizeof(int32_t));
+  if (keep == NULL || few.lengths == NULL) {
+    status = PKV_FAIL(err, PKV_E_NOMEM, "no memory for %zu rows", rows);
+    goto done;
+  }
+  choose_rows(batch, b->o->check_tokens, keep);
+  for (size_t row = 0; row < rows; row++)
+    few.lengths[row] = keep[row] ? batch->lengths[row] : 0;
+  bench_store_place(s->ids, &b->store, batch);
+  reference.isa = PKV_ISA_REFERENCE;
+  status = pkv_executor_create(&oracle, &reference, err);
+  if (status != PKV_OK) goto done;
+  const pkv_plan_options whole = plan_options(b, b->route[0]);
+  status = attend(b, s, oracle, &whole, &few, s->expected, &ns[0], &ns[1], NULL, err);
+  for (int32_t r = 0; r < b->routes && status == PKV_OK; r++) {
+    const pkv_plan_options options = plan_options(b, b->route[r]);
+    double most = 0, largest = 0;
+    memset(s->workspace, 0xff, s->workspace_bytes);
+    status = attend(b, s, executor, &options, batch, s->out, &ns[0], &ns[1], NULL, err);
+    for (size_t i = 0; i < rows * stride && status == PKV_OK; i++) {
+      if (!keep[i / stride]) continue;
+      const double difference = fabs((double)s->out[i] - (double)s->expected[i]);
+      if (!(difference <= most)) most = difference; /* NaN is not smaller */
+      if (fabs((double)s->expected[i]) > largest) largest = fabs((double)s->expected[i]);
+    }
+    error[r] = largest > 0 ? most / largest : most;
+    if (status == PKV_OK && !(error[r] <= MOST_CHECKED))
+      status = PKV_FAIL(err, PKV_E_INTERNAL, "%s on %s is wrong: error %g, at most %g",
+                        pkv_route_name(b->route[r]), cell->name, error[r], MOST_CHECKED);
+  }
+done:
+  pkv_executor_destroy(oracle);
+  pkv_free(&a, keep, rows);
+  pkv_free(&a, few.lengths, rows * sizeof(int32_t));
+  return status;
+}
+
+static int by_value(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* What stands for the repetitions: their median, or with --best their minimum. */
+static double typical_us(const bench *b, double *ns, int32_t count) {
+  qsort(ns, (size_t)count, sizeof *ns, by_value);
+  if (b->o->best) return ns[0] / 1e3;
+  const double middle = count % 2 ? ns[count / 2] : (ns[count / 2 - 1] + ns[count / 2]) / 2;
+  return middle / 1e3;
+}
+
+/* One step, all contenders interleaved; adds its medians and counters to results[routes]. */
+static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
+                               pkv_executor *executor, pkv_workers *workers, bench_result *results,
+                               pkv_error *err) {
+  static double attend_ns[ROUTES][MAX_REPEATS], plan_ns[ROUTES][MAX_REPEATS];
+  static double null_ns[MAX_REPEATS], plain_ns[MAX_REPEATS];
+  const int32_t contenders = b->routes + 2, repeats = b->o->repeats;
+  const int64_t bytes = bench_store_bytes(&b->store, batch);
+  pkv_plan_stats stats[ROUTES];
+  for (int32_t n = 0; n < repeats; n++)
+    for (int32_t i = 0; i < contenders; i++) {
+      const int32_t which = (i + n) % contenders;
+      bench_store_place(s->ids, &b->store, batch);
+      if (which < b->routes) {
+        const pkv_plan_options options = plan_options(b, b->route[which]);
+        int64_t plan, run;
+        stats[which] = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
+        PKV_TRY(attend(b, s, executor, &options, batch, s->out, &plan, &run, &stats[which], err));
+        plan_ns[which][n] = (double)plan;
+        attend_ns[which][n] = (double)run;
+      } else {
+        const int64_t t = pkv_clock_ns();
+        b->checksum += which == b->routes ? bench_null_read(workers, &b->store, batch, s->ids)
+                                          : bench_plain_read(workers, &b->store, bytes);
+        (which == b->routes ? null_ns : plain_ns)[n] = (double)(pkv_clock_ns() - t);
+      }
+      if (pkv_cli_interrupted()) return PKV_FAIL(err, PKV_E_STATE, "interrupted");
+    }
+  const double null_us = typical_us(b, null_ns, repeats),
+               plain_us = typical_us(b, plain_ns, repeats);
+  for (int32_t r = 0; r < b->routes; r++) {
+    results[r].rows += batch->rows;
+    results[r].launches += stats[r].launches;
+    results[r].tasks += (double)stats[r].tasks;
+    results[r].plan_us += typical_us(b, plan_ns[r], repeats);
+    results[r].attend_us += typical_us(b, attend_ns[r], repeats);
+    results[r].null_us += null_us;
+    results[r].plain_us += plain_us;
+    results[r].kv_bytes += (double)stats[r].useful_kv_bytes;
+    results[r].padded_bytes += (double)stats[r].padded_kv_bytes;
+    results[r].state_bytes += (double)stats[r].merge_state_bytes;
+  }
+  return PKV_OK;
+}
+
+static pkv_status report(bench *b, bench_result *results, int32_t steps, pkv_error *err) {
+  for (int32_t r = 0; r < b->routes; r++) {
+    bench_result *result = &results[r];
+    double *const sums[] = {&result->rows,       &result->launches,  &result->tasks,
+                            &result->plan_us,    &result->attend_us, &result->null_us,
+                            &result->plain_us,   &result->kv_bytes,  &result->padded_bytes,
+                            &result->state_bytes};
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
+      *sums[i] /= steps;
+    if (b->rows != NULL)
+      (void)json_array_append_new(b->rows, bench_json_row(result));
+    else
+      bench_table_row(result);
+    PKV_CHECK(err, b->csv == NULL || bench_csv_row(b->csv, &b->run, result), PKV_E_IO,
+              "cannot write %s", b->o->csv);
+  }
+  return PKV_OK;
+}
+
+static pkv_status run_cell(bench *b, const bench_cell *cell, int32_t threads, pkv_error *err) {
+  pkv_executor_options options = PKV_EXECUTOR_OPTIONS_INIT;
+  bench_result results[ROUTES];
+  double error[ROUTES];
+  pkv_executor *executor = NULL;
+  pkv_workers *workers = NULL;
+  scratch s;
+  options.threads = threads;
+  options.isa = (pkv_isa)b->o->isa;
+  memset(results, 0, sizeof results);
+  for (int32_t r = 0; r < b->routes; r++)
+    error[r] = -1;
+  pkv_status status = scratch_init(&s, b, cell, err);
+  if (status == PKV_OK) status = pkv_executor_create(&executor, &options, err);
+  if (status == PKV_OK) status = pkv_workers_create(&workers, threads, NULL, err);
+  if (status == PKV_OK && b->o->check_tokens > 0) status = check(b, &s, cell, executor, error, err);
+  for (int32_t i = 0; i < cell->count && status == PKV_OK; i++)
+    status = measure_step(b, &s, &cell->batches[i], executor, workers, results, err);
+  for (int32_t r = 0; r < b->routes; r++) {
+    results[r].cell = cell->name;
+    results[r].route = pkv_route_name(b->route[r]);
+    results[r].threads = threads;
+    results[r].error = error[r];
+  }
+  if (status == PKV_OK) status = report(b, results, cell->count, err);
+  pkv_workers_destroy(workers);
+  pkv_executor_destroy(executor);
+  scratch_free(&s);
+  return status;
+}
+
+/* Storage for the largest cell that fits, and a gigabyte more to keep caches cold. */
+static pkv_status open_store(bench *b, pkv_error *err) {
+  const int64_t page_bytes = 2 * (int64_t)b->shape.kv_heads * b->shape.head_dim *
+                             b->shape.page_tokens *
+                             (int64_t)pkv_dtype_bytes((pkv_dtype)b->o->dtype);
+  const int64_t limit = ((int64_t)b->o->memory_mib << 20) / page_bytes;
+  int64_t pages = 1;
+  for (int32_t i = 0; i < b->cells; i++) {
+    bench_cell cell;
+    const pkv_status status = bench_cell_make(&cell, &b->cell_options, i, err);
+    const int64_t need = bench_cell_pages(&cell);
+    bench_cell_free(&cell);
+    if (status != PKV_OK) return status;
+    if (need <= limit && need > pages) pages = need;
+  }
+  pages += COLD_BYTES / page_bytes;
+  if (pages > limit) pages = limit;
+  PKV_CHECK(err, pages >= 1, PKV_E_TOO_SMALL, "--memory %d MiB does not hold a page of %lld bytes",
+            b->o->memory_mib, (long long)page_bytes);
+  return bench_store_init(&b->store, &b->shape, (pkv_dtype)b->o->dtype, (pkv_layout)b->o->layout,
+                          pages, b->o->huge != 0, (uint64_t)b->o->seed, err);
+}
+
+static pkv_status run_cells(bench *b, pkv_error *err) {
+  for (int32_t i = 0; i < b->cells; i++) {
+    bench_cell cell;
+    pkv_status status = bench_cell_make(&cell, &b->cell_options, i, err);
+    if (status == PKV_OK && bench_cell_pages(&cell) > b->store.cache.pages) {
+      pkv_cli_error(b->cli, "%s skipped: %lld pages, the storage has %lld (see --memory)",
+                    cell.name, (long long)bench_cell_pages(&cell), (long long)b->store.cache.pages);
+      b->skipped++;
+    } else {
+      for (int32_t t = 0; t < b->thread_counts && status == PKV_OK; t++)
+        status = run_cell(b, &cell, b->threads[t], err);
+    }
+    bench_cell_free(&cell);
+    PKV_TRY(status);
+  }
+  return PKV_OK;
+}
+
+/* "1,2" into threads[]; 0 = all cores. */
+static bool parse_threads(bench *b) {
+  const char *at = b->o->threads;
+  do {
+    char word[8];
+    const size_t size = strcspn(at, ",");
+    int64_t count;
+    if (size == 0 || size >= sizeof word || b->thread_counts == MAX_THREADS) return false;
+    memcpy(word, at, size);
+    word[size] = '\0';
+    if (!pkv_parse_i64(&count, word, 0, 1024)) return false;
+    b->threads[b->thread_counts++] = count > 0 ? (int32_t)count : pkv_cpu_cores();
+    at += size + (at[size] == ',');
+  } while (*at != '\0');
+  return true;
+}
+
+static int finish(bench *b, pkv_status status, const pkv_error *err) {
+  int code = PKV_EXIT_OK;
+  if (status != PKV_OK)
+    code = pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(b->cli, err);
+  else if (b->rows != NULL)
+    code =
+        pkv_cli_json(b->cli, json_pack("{s:s, s:s, s:s, s:s, s:i, s:O}", "commit", b->run.commit,
+                                       "device", b->run.device, "driver", b->run.driver, "setup",
+                                       b->run.setup, "skipped", (int)b->skipped, "rows", b->rows));
+  else if (b->skipped > 0)
+    (void)printf("%d cells skipped\n", b->skipped);
+  if (b->csv != NULL && fclose(b->csv) != 0 && code == PKV_EXIT_OK) {
+    pkv_cli_error(b->cli, "cannot write %s", b->o->csv);
+    code = PKV_EXIT_FAILURE;
+  }
+  json_decref(b->rows);
+  bench_store_deinit(&b->store);
+  return code;
+}
+
+static void set_up(bench *b) {
+  const bench_options *o = b->o;
+  b->shape = (pkv_shape)PKV_SHAPE_INIT;
+  b->shape.query_heads = o->query_heads;
+  b->shape.kv_heads = o->kv_heads;
+  b->shape.head_dim = o->head_dim;
+  b->shape.page_tokens = o->page_tokens;
+  b->shape.q_len = o->q_len;
+  b->shape.window = o->window;
+  b->cell_options = (bench_cell_options){.page_tokens = o->page_tokens,
+                                         .steps = o->steps,
+                                         .active = o->active,
+                                         .seed = (uint64_t)o->seed,
+                                         .lengths = o->lengths,
+                                         .trace_file = o->trace_file,
+                                         .names = o->cells};
+  for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++)
+    if (o->route == 0 || o->route == route) b->route[b->routes++] = (pkv_route)route;
+  b->run.commit = o->commit;
+  (void)snprintf(b->run.setup, sizeof b->run.setup, "%s %d/%dx%d p%d %s%s%s%s",
+                 dtype_choices[o->dtype], o->query_heads, o->kv_heads, o->head_dim, o->page_tokens,
+                 layout_choices[o->layout], o->huge ? " huge" : "", o->best ? " best" : "",
+                 o->invariant ? " invariant" : "");
+}
+
+static int run(const pkv_cli *cli, const void *options) {
+  bench b = {.cli = cli, .o = options};
+  pkv_error err = {PKV_OK, NULL, {0}};
+  pkv_executor_options executor_options = PKV_EXECUTOR_OPTIONS_INIT;
+  pkv_executor *executor = NULL;
+  set_up(&b);
+  if (!parse_threads(&b))
+    return pkv_cli_usage(cli, "--threads is '%s'; it takes up to %d counts like 1,2", b.o->threads,
+                         MAX_THREADS);
+  if (bench_cell_count(&b.cells, &b.cell_options, &err) != PKV_OK)
+    return pkv_cli_usage(cli, "%s", err.text);
+  if (b.o->csv != NULL && (b.csv = fopen(b.o->csv, "ae")) == NULL) {
+    pkv_cli_error(cli, "cannot open %s", b.o->csv);
+    return PKV_EXIT_FAILURE;
+  }
+  if (b.o->json) b.rows = json_array();
+  executor_options.isa = (pkv_isa)b.o->isa;
+  pkv_status status = pkv_executor_create(&executor, &executor_options, &err);
+  if (status == PKV_OK) {
+    bench_run_describe(&b.run, pkv_isa_name(pkv_executor_isa(executor)));
+    pkv_executor_destroy(executor);
+    status = open_store(&b, &err);
+  }
+  if (status == PKV_OK && b.rows == NULL) bench_table_head(&b.run);
+  if (status == PKV_OK) status = run_cells(&b, &err);
+  return finish(&b, status, &err);
+}
+
+const pkv_command pkv_command_bench_attention = {
+    .name = "bench attention",
+    .summary = "measure the attention routes against the speed of memory",
+    .details =
+        "Runs every route over the seed's traces and over fixed mixes of lengths. Each figure is a "
+        "median of repetitions, interleaved with two other readers: the null read goes through the "
+        "same pages by the same block table and computes a checksum only, the plain read goes "
+        "through as many bytes from front to back. '% null' and '% plain' say how close attention "
+        "comes to either. Outputs are compared with a double-precision reference before anything "
+        "is timed.\n\n"
+        "Cells: " BENCH_CELL_NAMES
+        ". Without --cells, --lengths or --trace all but the last two run.\n\n"
+        "The CSV has the columns of every result file here; gpu_us is the time of the attention "
+        "call on this CPU, floor_us the null read.",
+    .options = options_table,
+    .option_count = (int)(sizeof options_table / sizeof *options_table),
+    .options_bytes = sizeof(bench_options),
+    .run = run,
+};
