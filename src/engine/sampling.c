@@ -4,12 +4,52 @@
 #include "engine/sampling.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/rng.h"
 #include "base/status.h"
 
+/*
+ * exp(x) = 2^n exp(r) with |r| <= ln(2) / 2: n by adding and taking away 1.5 * 2^52, whose low bits
+ * then hold it, and the series of exp(r) up to r^13 (the next term is below 1e-17).
+ */
+static inline double exp_negative(double x) {
+  static const double shift = 0x1.8p52, log2_e = 0x1.71547652b82fep0;
+  static const double ln2_high = 0x1.62e42fefa3800p-1, ln2_low = 0x1.ef35793c76730p-45;
+  const double clamped = x < -708.0 ? -708.0 : x;
+  const double shifted = clamped * log2_e + shift;
+  const double n = shifted - shift;
+  const double r = (clamped - n * ln2_high) - n * ln2_low;
+  double p = 1.0 / 6227020800.0;
+  p = p * r + 1.0 / 479001600.0;
+  p = p * r + 1.0 / 39916800.0;
+  p = p * r + 1.0 / 3628800.0;
+  p = p * r + 1.0 / 362880.0;
+  p = p * r + 1.0 / 40320.0;
+  p = p * r + 1.0 / 5040.0;
+  p = p * r + 1.0 / 720.0;
+  p = p * r + 1.0 / 120.0;
+  p = p * r + 1.0 / 24.0;
+  p = p * r + 1.0 / 6.0;
+  p = p * r + 0.5;
+  p = p * r + 1.0;
+  p = p * r + 1.0;
+  uint64_t bits;
+  memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits + 1023u) << 52;
+  double scale;
+  memcpy(&scale, &bits, sizeof scale);
+  return x < -708.0 ? 0.0 : p * scale;
+}
+
+double pkv_exp_negative(double x) {
+  return exp_negative(x);
+}
+
 /* Independent lanes let the compiler use vectors without reordering what NaN means. */
 #define LANES 8
+/* Exponentials computed before they are added up one by one. */
+#define BLOCK 64
 
 bool pkv_logits_max(float *max, const float *logits, int32_t vocab) {
   float best[LANES], bad[LANES];
@@ -78,7 +118,7 @@ static void heap_pop(pkv_candidate *heap, int32_t count) {
 }
 
 static double weight(float logit, float max, double temperature) {
-  return exp(((double)logit - (double)max) / temperature);
+  return exp_negative(((double)logit - (double)max) / temperature);
 }
 
 /* The first i with weights[0] + .. + weights[i] > u * total. */
@@ -94,13 +134,20 @@ static int32_t draw(const double *weights, int32_t count, double total, double u
   return last; /* rounding: u * total reached the sum */
 }
 
+/* weights[i] of all tokens; their sum, in the order of ids. */
+static double weigh_all(double *weights, const float *logits, int32_t vocab, float max,
+                        double temperature) {
+  double total = 0.0;
+  for (int32_t i = 0; i < vocab; i++)
+    weights[i] = weight(logits[i], max, temperature);
+  for (int32_t i = 0; i < vocab; i++)
+    total += weights[i];
+  return total;
+}
+
 static int32_t sample_all(const float *logits, int32_t vocab, float max, double temperature,
                           double u, double *weights) {
-  double total = 0.0;
-  for (int32_t i = 0; i < vocab; i++) {
-    weights[i] = weight(logits[i], max, temperature);
-    total += weights[i];
-  }
+  const double total = weigh_all(weights, logits, vocab, max, temperature);
   return draw(weights, vocab, total, u);
 }
 
@@ -115,8 +162,7 @@ static int32_t sample_best(const float *logits, int32_t vocab, float max, int32_
   int32_t count = 0;
   heap_build(heap, logits, vocab);
   if (limit == vocab) { /* top_p alone: the total is known without sorting */
-    for (int32_t i = 0; i < vocab; i++)
-      total += weight(logits[i], max, temperature);
+    total = weigh_all(weights, logits, vocab, max, temperature);
   } else {
     for (int32_t i = 0; i < limit; i++)
       heap_pop(heap, vocab - i);
@@ -147,11 +193,17 @@ int32_t pkv_sample(const float *logits, int32_t vocab, const pkv_sampling *sampl
 }
 
 double pkv_logits_log_sum(const float *logits, int32_t vocab) {
+  double block[BLOCK];
   float max = 0.0f;
   double sum = 0.0;
   (void)pkv_logits_max(&max, logits, vocab);
-  for (int32_t i = 0; i < vocab; i++)
-    sum += exp((double)logits[i] - (double)max);
+  for (int32_t first = 0; first < vocab; first += BLOCK) {
+    const int32_t count = vocab - first < BLOCK ? vocab - first : BLOCK;
+    for (int32_t i = 0; i < count; i++)
+      block[i] = exp_negative((double)logits[first + i] - (double)max);
+    for (int32_t i = 0; i < count; i++)
+      sum += block[i];
+  }
   return (double)max + log(sum);
 }
 

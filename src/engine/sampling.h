@@ -28,6 +28,12 @@ typedef struct pkv_sampling_scratch {
   double *weights;
 } pkv_sampling_scratch;
 
+/*
+ * exp(x) for x <= 0, within 2 units in the last place; 0 below -708. Plain arithmetic in a fixed
+ * order: a seed gives the same tokens whatever the C library, and compilers make vectors of it.
+ */
+double pkv_exp_negative(double x);
+
 /* The largest of logits[vocab], vocab >= 1; false when one of them is NaN or infinite. */
 bool pkv_logits_max(float *max, const float *logits, int32_t vocab);
 

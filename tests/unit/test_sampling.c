@@ -310,6 +310,25 @@ static void test_log_probabilities(void **state) {
   }
 }
 
+static void test_exponential(void **state) {
+  (void)state;
+  pkv_rng rng;
+  double worst = 0.0;
+  pkv_rng_init(&rng, 77);
+  for (int i = 0; i < 200000; i++) {
+    const double x = -pkv_rng_uniform(&rng) * (i % 2 ? 708.0 : 2.0);
+    const double want = exp(x), got = pkv_exp_negative(x);
+    const double error = fabs(got - want) / want;
+    if (error > worst) worst = error;
+    if (error > 4.5e-16) print_error("exp(%.17g) is %.17g, not %.17g\n", x, got, want);
+    assert_true(error <= 4.5e-16);
+  }
+  assert_true(pkv_exp_negative(0.0) == 1.0 && pkv_exp_negative(-0.0) == 1.0);
+  assert_true(pkv_exp_negative(-708.5) == 0.0 && pkv_exp_negative(-1e300) == 0.0);
+  assert_true(pkv_exp_negative(-INFINITY) == 0.0);
+  assert_true(worst > 0.0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_greedy_is_the_first_maximum),
@@ -322,6 +341,7 @@ int main(void) {
       cmocka_unit_test(test_logits_that_are_not_finite),
       cmocka_unit_test(test_padding_is_never_sampled),
       cmocka_unit_test(test_log_probabilities),
+      cmocka_unit_test(test_exponential),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
