@@ -50,12 +50,13 @@ void bench_table_row(const bench_result *r) {
 
 json_t *bench_json_row(const bench_result *r) {
   json_t *row = json_pack(
-      "{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "cell",
-      r->cell, "route", r->route, "threads", (int)r->threads, "rows", r->rows, "launches",
+      "{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
+      "cell", r->cell, "route", r->route, "threads", (int)r->threads, "rows", r->rows, "launches",
       r->launches, "tasks", r->tasks, "kv_bytes", r->kv_bytes, "padded_bytes", r->padded_bytes,
-      "state_bytes", r->state_bytes, "attend_us", r->attend_us, "plan_us", r->plan_us, "null_us",
-      r->null_us, "plain_us", r->plain_us, "gb_s", gb_s(r->kv_bytes, r->attend_us), "percent_null",
-      percent(r->null_us, r->attend_us), "percent_plain", percent(r->plain_us, r->attend_us));
+      "state_bytes", r->state_bytes, "attend_us", r->attend_us, "plan_us", r->plan_us, "wall_us",
+      r->plan_us + r->attend_us, "null_us", r->null_us, "plain_us", r->plain_us, "gb_s",
+      gb_s(r->kv_bytes, r->attend_us), "percent_null", percent(r->null_us, r->attend_us),
+      "percent_plain", percent(r->plain_us, r->attend_us));
   if (row != NULL)
     (void)json_object_set_new(row, "error", r->error < 0 ? json_null() : json_real(r->error));
   return row;
