@@ -71,12 +71,18 @@ static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_
   return PKV_OK;
 }
 
+/* For the statistics: the engine's own route as it runs it, the others as they are. */
+static pkv_plan_options stats_options(const pkv_engine *e, pkv_route route) {
+  pkv_plan_options o = plan_options(e, route);
+  if (e->options.policy != PKV_POLICY_FIXED || route != e->options.route) o.flags = 0u;
+  return o;
+}
+
 static pkv_status create_stats_plan(pkv_engine *e, pkv_error *err) {
   if (!e->options.route_stats) return PKV_OK;
   for (int i = 0; i < DECODE_ROUTES; i++) {
-    pkv_plan_options o = plan_options(e, decode_routes[i]);
+    const pkv_plan_options o = stats_options(e, decode_routes[i]);
     size_t plan = 0, work = 0;
-    o.flags = 0;
     PKV_TRY(pkv_plan_size(&plan, &work, &e->classes[0].shape, &o, e->options.max_rows,
                           e->options.max_seq_len, err));
     e->stats_plan_bytes = larger(e->stats_plan_bytes, plan);
@@ -237,9 +243,8 @@ pkv_status pkv_batch_count_routes(pkv_engine *engine, pkv_error *err) {
   if (!e->options.route_stats || e->decode_rows == 0) return PKV_OK;
   for (int i = 0; i < DECODE_ROUTES; i++) {
     pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
-    pkv_plan_options o = plan_options(e, decode_routes[i]);
+    const pkv_plan_options o = stats_options(e, decode_routes[i]);
     const pkv_plan *plan = NULL;
-    o.flags = 0;
     PKV_TRY(pkv_plan_build(&plan, e->stats_plan, e->stats_plan_bytes, &e->classes[0].shape, &o,
                            e->decode_rows, e->decode_len, err));
     PKV_TRY(pkv_plan_get_stats(&stats, plan, e->options.kv_dtype, err));

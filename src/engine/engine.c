@@ -16,6 +16,7 @@
 #define LARGEST_CHUNK    65536
 #define LARGEST_ROWS     4096
 #define LARGEST_REQUESTS 1000000
+#define LARGEST_CACHE    ((int64_t)1 << 40)
 
 static int32_t or_default(int32_t value, int32_t fallback) {
   return value == 0 ? fallback : value;
@@ -24,8 +25,9 @@ static int32_t or_default(int32_t value, int32_t fallback) {
 static pkv_status check_options(const pkv_engine_options *o, pkv_error *err) {
   PKV_CHECK(err, o->page_tokens >= 0 && o->page_tokens <= 1024, PKV_E_RANGE,
             "options->page_tokens is %d, possible are 1 to 1024", (int)o->page_tokens);
-  PKV_CHECK(err, o->cache_tokens >= 0, PKV_E_RANGE, "options->cache_tokens is %lld",
-            (long long)o->cache_tokens);
+  PKV_CHECK(err, o->cache_tokens >= 0 && o->cache_tokens <= LARGEST_CACHE, PKV_E_RANGE,
+            "options->cache_tokens is %lld, possible are 1 to %lld", (long long)o->cache_tokens,
+            (long long)LARGEST_CACHE);
   PKV_CHECK(err, o->max_rows >= 0 && o->max_rows <= LARGEST_ROWS, PKV_E_RANGE,
             "options->max_rows is %d, possible are 1 to %d", (int)o->max_rows, LARGEST_ROWS);
   PKV_CHECK(err, o->max_requests >= 0 && o->max_requests <= LARGEST_REQUESTS, PKV_E_RANGE,
