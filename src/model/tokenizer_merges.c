@@ -12,9 +12,11 @@
  * ------------------------------------------------------------------------------------------ */
 
 static uint32_t pair_hash(int32_t left, int32_t right) {
-  /* Fibonacci hashing of both ids in one word; the high bits are the well mixed ones. */
-  const uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-  return (uint32_t)(key * 0x9e3779b97f4a7c15u >> 32) ^ (uint32_t)left * 0x85ebca6bu;
+  /* Both ids in one word, multiplied twice: the high bits of a product are the well mixed ones. */
+  uint64_t x = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+  x *= 0x9e3779b97f4a7c15u;
+  x ^= x >> 32;
+  return (uint32_t)(x * 0xd6e8feb86659fd93u >> 32);
 }
 
 static pkv_merge_slot *find_slot(const pkv_merges *m, int32_t left, int32_t right) {
@@ -28,9 +30,19 @@ int32_t pkv_merges_rank(const pkv_merges *m, int32_t left, int32_t right) {
   return find_slot(m, left, right)->rank;
 }
 
-/* Reads one line into ids. joined has room for two pieces. */
+/* The id of a piece. Vocabularies number the results of merges in the order of the merges, so the
+   id behind the last result is looked at before the table is. */
+static int32_t find_result(const pkv_vocab *vocab, int32_t guess, const char *bytes, size_t count) {
+  if (guess < vocab->size && vocab->type[guess] == PKV_TOKEN_NORMAL) {
+    const pkv_span piece = pkv_vocab_piece(vocab, guess);
+    if (piece.size == count && memcmp(piece.data, bytes, count) == 0) return guess;
+  }
+  return pkv_vocab_find(vocab, bytes, count);
+}
+
+/* Reads one line into ids. joined has room for two pieces; last is the result before this one. */
 static pkv_status read_merge(pkv_merge *out, const pkv_vocab *vocab, pkv_span line, size_t index,
-                             char *joined, pkv_error *err) {
+                             int32_t last, char *joined, pkv_error *err) {
   const char *blank = line.size > 0 ? memchr(line.data, ' ', line.size) : NULL;
   const size_t left_size = blank != NULL ? (size_t)(blank - line.data) : 0;
   const size_t right_size = blank != NULL ? line.size - left_size - 1 : 0;
@@ -46,7 +58,7 @@ static pkv_status read_merge(pkv_merge *out, const pkv_vocab *vocab, pkv_span li
             KEY_MERGES "[%zu] has a character outside the byte alphabet", index);
   out->left = pkv_vocab_find(vocab, joined, (size_t)left);
   out->right = pkv_vocab_find(vocab, joined + left, (size_t)right);
-  out->result = pkv_vocab_find(vocab, joined, (size_t)(left + right));
+  out->result = find_result(vocab, last + 1, joined, (size_t)(left + right));
   PKV_CHECK(err, out->left >= 0 && out->right >= 0 && out->result >= 0, PKV_E_FORMAT,
             KEY_MERGES "[%zu]: its %s is not in the vocabulary", index,
             out->left < 0    ? "left part"
@@ -55,13 +67,25 @@ static pkv_status read_merge(pkv_merge *out, const pkv_vocab *vocab, pkv_span li
   return PKV_OK;
 }
 
+/* Lines are read ahead of the table by a block, so that its cells are on their way from memory. */
+#define AHEAD 16u
+
 static pkv_status fill(pkv_merges *m, const pkv_vocab *vocab, pkv_string_walk walk, char *joined,
                        pkv_error *err) {
-  for (size_t i = 0; i < m->count; i++) {
-    pkv_merge *merge = &m->list[i];
-    PKV_TRY(read_merge(merge, vocab, pkv_string_walk_next(&walk), i, joined, err));
-    pkv_merge_slot *slot = find_slot(m, merge->left, merge->right);
-    if (slot->left < 0) *slot = (pkv_merge_slot){merge->left, merge->right, (int32_t)i};
+  int32_t last = -1;
+  for (size_t start = 0; start < m->count; start += AHEAD) {
+    const size_t end = m->count - start < AHEAD ? m->count : start + AHEAD;
+    for (size_t i = start; i < end; i++) {
+      pkv_merge *merge = &m->list[i];
+      PKV_TRY(read_merge(merge, vocab, pkv_string_walk_next(&walk), i, last, joined, err));
+      last = merge->result;
+      __builtin_prefetch(&m->slots[pair_hash(merge->left, merge->right) & m->slot_mask], 1);
+    }
+    for (size_t i = start; i < end; i++) {
+      const pkv_merge *merge = &m->list[i];
+      pkv_merge_slot *slot = find_slot(m, merge->left, merge->right);
+      if (slot->left < 0) *slot = (pkv_merge_slot){merge->left, merge->right, (int32_t)i};
+    }
   }
   return PKV_OK;
 }

@@ -122,11 +122,11 @@ static bool is_text(uint8_t type) {
  * Enters the pieces text can become. User-defined ones come second: such a token may spell a piece
  * that the merges make too, and the merges then mean the ordinary one.
  */
-static pkv_status table_fill(pkv_vocab *v, const uint8_t *spelled, bool user, pkv_error *err) {
+static pkv_status table_fill(pkv_vocab *v, bool user, pkv_error *err) {
   for (int32_t id = 0; id < v->size; id++) {
     const bool wanted = user ? v->type[id] == PKV_TOKEN_USER : is_text(v->type[id]);
     const pkv_span piece = pkv_vocab_piece(v, id);
-    if (!wanted || piece.size == 0 || spelled[id] == 0) continue;
+    if (!wanted || piece.size == 0) continue;
     const uint32_t hash = piece_hash(piece.data, piece.size);
     pkv_vocab_slot *slot = find_slot(v, piece.data, piece.size, hash);
     if (slot->id >= 0) {
@@ -191,16 +191,19 @@ static pkv_status allocate(pkv_vocab *v, size_t text_bytes, pkv_error *err) {
   return PKV_OK;
 }
 
-/* Fills bytes and offset; spelled[id] = 0 marks an ordinary piece outside the byte alphabet. */
-static void load_pieces(pkv_vocab *v, uint8_t *spelled, pkv_string_walk walk) {
+/* Fills bytes and offset. An ordinary piece outside the byte alphabet stands for its own
+   characters; no text can become it, so it counts as unused. */
+static void load_pieces(pkv_vocab *v, pkv_string_walk walk) {
   uint32_t at = 0;
   for (int32_t id = 0; id < v->size; id++) {
     const pkv_span piece = pkv_string_walk_next(&walk);
     v->offset[id] = at;
     int64_t count = -1;
-    if (is_text(v->type[id])) count = pkv_vocab_decode(v->bytes + at, piece.data, piece.size);
-    spelled[id] = count >= 0 || !is_text(v->type[id]);
-    if (count < 0) { /* stands for its own characters */
+    if (is_text(v->type[id])) {
+      count = pkv_vocab_decode(v->bytes + at, piece.data, piece.size);
+      if (count < 0) v->type[id] = PKV_TOKEN_UNUSED;
+    }
+    if (count < 0) {
       memcpy(v->bytes + at, piece.data, piece.size);
       count = (int64_t)piece.size;
     }
@@ -214,13 +217,9 @@ static pkv_status load(pkv_vocab *v, size_t text_bytes, const pkv_gguf *gguf, pk
   PKV_TRY(allocate(v, text_bytes, err));
   PKV_TRY(load_types(v, gguf, err));
   PKV_TRY(table_create(v, err));
-  uint8_t *spelled = pkv_alloc(&v->allocator, (size_t)v->size);
-  PKV_CHECK(err, spelled != NULL, PKV_E_NOMEM, "no memory for %d tokens", v->size);
-  load_pieces(v, spelled, walk);
-  pkv_status status = table_fill(v, spelled, false, err);
-  if (status == PKV_OK) status = table_fill(v, spelled, true, err);
-  pkv_free(&v->allocator, spelled, (size_t)v->size);
-  return status;
+  load_pieces(v, walk);
+  PKV_TRY(table_fill(v, false, err));
+  return table_fill(v, true, err);
 }
 
 pkv_status pkv_vocab_load(pkv_vocab *v, const pkv_gguf *gguf, const pkv_allocator *allocator,

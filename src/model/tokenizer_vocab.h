@@ -22,7 +22,7 @@ typedef enum pkv_token_type {
   PKV_TOKEN_UNKNOWN = 2,
   PKV_TOKEN_CONTROL = 3,
   PKV_TOKEN_USER = 4,   /* text that is cut out before anything else, control or not */
-  PKV_TOKEN_UNUSED = 5, /* a hole in the numbering: no text becomes this id */
+  PKV_TOKEN_UNUSED = 5, /* a hole in the numbering, or spelled outside the alphabet */
   PKV_TOKEN_BYTE = 6
 } pkv_token_type;
 

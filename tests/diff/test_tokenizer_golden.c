@@ -171,11 +171,43 @@ static void test_bytes_without_token(void **state) {
   assert_int_equal(ids[2], 24211);
 }
 
+/* What a user types stays text, whichever of the model's control tokens it spells. */
+static void test_typed_control_tokens(void **state) {
+  (void)state;
+  if (fx.tokenizer == NULL) {
+    print_message("SKIP: no model file\n");
+    skip();
+  }
+  int controls = 0;
+  for (int32_t id = 0; id < pkv_tokenizer_vocab(fx.tokenizer); id++) {
+    const char *text;
+    size_t bytes, count;
+    int32_t ids[256];
+    if (!pkv_tokenizer_is_control(fx.tokenizer, id)) continue;
+    controls++;
+    assert_int_equal(pkv_tokenizer_text(&text, &bytes, fx.tokenizer, id, 1, NULL), PKV_OK);
+    assert_int_equal(pkv_tokenizer_encode(ids, 256, &count, fx.tokenizer, text, bytes, 0, NULL),
+                     PKV_OK);
+    assert_true(count > 1);
+    for (size_t i = 0; i < count; i++) {
+      if (pkv_tokenizer_is_control(fx.tokenizer, ids[i]))
+        fail_msg("\"%.*s\" as text has control token %d", (int)bytes, text, ids[i]);
+    }
+    assert_int_equal(pkv_tokenizer_encode(ids, 256, &count, fx.tokenizer, text, bytes,
+                                          PKV_TEXT_PARSE_SPECIAL, NULL),
+                     PKV_OK);
+    assert_int_equal(count, 1);
+    assert_int_equal(ids[0], id);
+  }
+  assert_int_equal(controls, 17);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_plain),
       cmocka_unit_test(test_special),
       cmocka_unit_test(test_chat),
+      cmocka_unit_test(test_typed_control_tokens),
       cmocka_unit_test(test_bytes_without_token),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
