@@ -123,7 +123,8 @@ typedef struct pkv_inspector {
 #define PKV_INSPECTOR_INIT                                                                         \
   { (uint32_t)sizeof(pkv_inspector), NULL, 0, NULL, NULL, NULL, NULL }
 
-/* E_IO, E_FORMAT, E_UNSUPPORTED: not even the table of contents can be read; nothing was visited. */
+/* E_IO, E_FORMAT, E_UNSUPPORTED: not even the table of contents can be read; nothing was
+   visited. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_model_inspect(const char *path, const pkv_inspector *visitor,
                                                     const pkv_allocator *allocator, pkv_error *err);
 

@@ -138,7 +138,7 @@ static void check_memory(report *r) {
   check_caches(r);
 }
 
-/* Looks a symbol up in what this process has loaded; function pointers need the detour of memcpy. */
+/* Looks a symbol up in what is loaded; function pointers need the detour of memcpy. */
 static bool find_symbol(void *function, void *library, const char *name) {
   void *const symbol = dlsym(library, name);
   memcpy(function, &symbol, sizeof symbol);

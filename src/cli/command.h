@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a command of `pkv` is. A new command is one file cmd_<name>.c that defines a pkv_command, and
- * one line in the table of main.c. The command's option table is its only description: parsing,
+ * What a command of `pkv` is. A new command is one file cmd_<name>.c that defines a pkv_command,
+ * and one line in the table of main.c. The command's option table is its only description: parsing,
  * --help, the manual page and docs/options.md all come from it.
  *
  * Rules of the command line

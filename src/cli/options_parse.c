@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Parsing of a command's arguments by its option table: strict, with messages that name the option. */
+/* Parsing of a command's arguments by its option table: strict; messages name the option. */
 #include "cli/command.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #define NEAR_LIMIT 3
 #define WORD_LIMIT 48
 
-/* Edits (insert, delete, replace, swap of neighbours) between two words; WORD_LIMIT when too long. */
+/* Edits (insert, delete, replace, swap of neighbours) between two words; WORD_LIMIT: too long. */
 static int word_distance(const char *a, const char *b) {
   const int la = (int)strlen(a), lb = (int)strlen(b);
   int rows[3][WORD_LIMIT + 1];

@@ -7,8 +7,8 @@
  *   batch.c      what a step computes: tokens, groups, plans
  *   step.c       one step: the above in order, forward, sampling, events
  *
- * A request is a pkv_seq in a slot of `seqs` from submit to its last event. It waits in `waiting` or
- * runs in `running`; both are ordered by id, which is the order of arrival, so that a preempted
+ * A request is a pkv_seq in a slot of `seqs` from submit to its last event. It waits in `waiting`
+ * or runs in `running`; both are ordered by id, which is the order of arrival, so that a preempted
  * request returns to its own place. Running ones own a row of the block table.
  */
 #ifndef PKV_ENGINE_STATE_H
@@ -133,7 +133,8 @@ void pkv_engine_dequeue(pkv_engine *engine, int32_t slot);
 pkv_status pkv_engine_admit(pkv_engine *engine, pkv_error *err);
 /* Gives a running request's row and pages back; the request is then in neither list. */
 pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err);
-/* Sets `planned` of each running request and takes its pages, preempting the youngest if need be. */
+/* Sets `planned` of each running request and takes its pages, preempting the youngest if need
+   be. */
 pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err);
 
 /* batch.c */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a request is answered does not depend on what runs beside it, on how its prompt is cut, on
- * the number of threads, on the page size, nor on shared prefixes: equal tokens, and log-probabilities equal bit by bit.
+ * the number of threads, on the page size, nor on shared prefixes: equal tokens, and
+ * log-probabilities equal bit by bit.
  */
 #include <setjmp.h>
 #include <stdarg.h>
