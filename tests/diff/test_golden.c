@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The demo model against the golden data of tests/golden (its README states the rules): the exact
- * mode against an independent float32 reference, the fast mode within what quantised activations may
- * cost. Skipped where the model file is not in the cache.
+ * mode against an independent float32 reference, the fast mode within what quantised activations
+ * may cost. Skipped where the model file is not in the cache.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -23,8 +23,8 @@
 #define TEXT       PKV_SOURCE_DIR "/tests/data/english.txt"
 #define MAX_TOKENS 640
 
-/* Under a sanitizer, or at -O0, the arithmetic is up to twenty times slower: there the memory and the
-   threads are what is tested, and one prompt shows them. */
+/* Under a sanitizer, or at -O0, the arithmetic is up to twenty times slower: there the memory and
+   the threads are what is tested, and one prompt shows them. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
 #define FEW 1
 #elif defined(__has_feature)
@@ -114,7 +114,7 @@ static int32_t forced(const fixture *f, forward_runner *r, const json_t *item, i
   return steps;
 }
 
-/* Sum and count of |difference| over the listed log-probabilities above `floor`, and the largest. */
+/* Of |difference| over the listed log-probabilities above `floor`. */
 typedef struct differences {
   double sum, largest;
   int64_t count;

@@ -20,8 +20,8 @@ int64_t test_wtype_block_bytes(pkv_wtype type); /* bytes of a block */
 bool test_wtype_is_float(pkv_wtype type);
 int64_t test_wtype_row_bytes(pkv_wtype type, int64_t k);
 
-/* Random codes, scales of either sign between 2^-7 and 2^-5 and minima of like size; float types get
-   normal numbers / 4. `bytes` holds n rows of test_wtype_row_bytes(type, k). */
+/* Random codes, scales of either sign between 2^-7 and 2^-5 and minima of like size; float types
+   get normal numbers / 4. `bytes` holds n rows of test_wtype_row_bytes(type, k). */
 void test_weights_random(unsigned char *bytes, pkv_wtype type, int64_t n, int64_t k, pkv_rng *rng);
 /* All codes of a block at one value (0 .. 31; as a byte for Q8_0), scale 1, minimum 0. */
 void test_weights_constant(unsigned char *bytes, pkv_wtype type, int64_t n, int64_t k,

@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Expected logits of the tiny models of tests/support/tiny_llama.c, by a plain numpy llama in float64.
+"""Expected logits of the tiny models of tests/support/tiny_llama.c, by a plain numpy llama.
 
     python3 tests/tools/make_tiny_models.py          writes tests/data/tiny_models.f32
     python3 tests/tools/make_tiny_models.py --check  computes them again and compares
 
-Needs numpy; the tests themselves read the file and need nothing. The file holds, for seeds 0 .. 49 one after another, the logits
-of every token of the model's sequence: float32, little-endian, [tokens, vocab].
+Computed in float64. Needs numpy; the tests themselves read the file and need nothing. The file
+holds, for seeds 0 .. 49 one after another, the logits of every token of the model's sequence:
+float32, little-endian, [tokens, vocab].
 
-How a model follows from its seed (all integers are unsigned 64-bit and wrap):
+How a model follows from its seed (all integers are unsigned, 64 bits, and wrap)
     mix(z)                 splitmix64's step and finaliser
     draw(seed, stream, i)  mix(mix(seed << 32 | stream) + i)
-    pick(i, n)             draw(seed, 0, i) mod n: shapes (see Model), ids from i = 100, rope factors from i = 1000
-    tensors                numbered 1, 2, ... in the order of Model.weights: that is their stream; a matrix whose rows are whole
-                           blocks takes type draw(seed, stream, 2^40) mod 8 of TYPES, others mod 3
-    float types            element i is ((draw(seed, stream, i) & 255) - 128) / 2^(6 + floor(log2 k) / 2), exact in all three
-    quantised types        block b: scale 2^-e (1 + (draw(b * 8) & 1023) / 1024), e = 6, 3 or 2 (8, 5, 4 bits) + floor(log2 k) / 2;
-                           minimum -8 or -16 times the scale (Q4_1, Q5_1); the other bytes from draw(b * 8 + 1), ... low byte first
+    pick(i, n)             draw(seed, 0, i) mod n: shapes (see Model), ids from i = 100, rope
+                           factors from i = 1000
+    tensors                numbered 1, 2, ... in the order of Model.weights: that is their stream;
+                           a matrix whose rows are whole blocks takes type
+                           draw(seed, stream, 2^40) mod 8 of TYPES, others mod 3
+    float types            element i is ((draw(seed, stream, i) & 255) - 128) / 2^(6 + l), where
+                           l = floor(log2 k) / 2: exact in all three
+    quantised types        block b: scale 2^-e (1 + (draw(b * 8) & 1023) / 1024), e = 6 + l, 3 + l
+                           or 2 + l (8, 5, 4 bits); minimum -8 or -16 times the scale (Q4_1,
+                           Q5_1); the other bytes from draw(b * 8 + 1), ..., low byte first
     vectors                base + ((draw & 255) - 128) / 512, base 1 for norms and 0 for biases
 """
 import os
@@ -45,7 +50,8 @@ def draw(seed, stream, index):
 def draws(seed, stream, count):
     """draw(seed, stream, 0 .. count - 1) as one array."""
     with np.errstate(over="ignore"):
-        z = np.uint64(mix(seed << 32 | stream)) + np.arange(count, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        z = np.uint64(mix(seed << 32 | stream)) + np.arange(count, dtype=np.uint64)
+        z = z + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))
@@ -95,7 +101,9 @@ class Model:
         self.tokens = 1 + pick(15, MAX_TOKENS)
         self.ids = [pick(100 + i, self.vocab) for i in range(self.tokens)]
         half = self.rope_dim // 2
-        self.factors = np.array([1 + pick(1000 + i, 8) / 4 for i in range(half)]) if self.rope_freqs else np.ones(half)
+        self.factors = np.ones(half)
+        if self.rope_freqs:
+            self.factors = np.array([1 + pick(1000 + i, 8) / 4 for i in range(half)])
         self.weights()
 
     def matrix(self, k, n):
@@ -109,7 +117,8 @@ class Model:
 
     def vector(self, n, base):
         stream, self.stream = self.stream, self.stream + 1
-        return base + ((draws(self.seed, stream, n) & np.uint64(255)).astype(np.float64) - 128) / 512
+        whole = (draws(self.seed, stream, n) & np.uint64(255)).astype(np.float64) - 128
+        return base + whole / 512
 
     def weights(self):
         q, kv, w = self.query_heads * self.head_dim, self.kv_heads * self.head_dim, self.width
@@ -118,8 +127,9 @@ class Model:
         self.output = self.embed if self.tied else self.matrix(w, self.vocab)
         self.blocks = []
         for _ in range(self.layers):
-            b = {"attn_norm": self.vector(w, 1.0), "q": self.matrix(w, q), "k": self.matrix(w, kv), "v": self.matrix(w, kv),
-                 "o": self.matrix(q, w), "ffn_norm": self.vector(w, 1.0), "gate": self.matrix(w, self.ffn),
+            b = {"attn_norm": self.vector(w, 1.0), "q": self.matrix(w, q),
+                 "k": self.matrix(w, kv), "v": self.matrix(w, kv), "o": self.matrix(q, w),
+                 "ffn_norm": self.vector(w, 1.0), "gate": self.matrix(w, self.ffn),
                  "up": self.matrix(w, self.ffn), "down": self.matrix(self.ffn, w)}
             sizes = {"q": q, "k": kv, "v": kv, "o": w}
             for name, n in sizes.items():
@@ -130,9 +140,10 @@ class Model:
         return x / np.sqrt((x * x).mean(axis=1, keepdims=True) + self.eps) * weight
 
     def rope(self, x):
-        """x [tokens, heads, head_dim]; pairs (2j, 2j + 1) of the first rope_dim turn by position * frequency."""
+        """x [tokens, heads, head_dim]: pairs (2j, 2j + 1) of the first rope_dim elements turn."""
         half = self.rope_dim // 2
-        frequency = self.rope_base ** (-2.0 * np.arange(half) / self.rope_dim) / self.rope_factor / self.factors
+        frequency = self.rope_base ** (-2.0 * np.arange(half) / self.rope_dim)
+        frequency = frequency / self.rope_factor / self.factors
         angle = np.arange(x.shape[0])[:, None] * frequency
         c, s = np.cos(angle)[:, None, :], np.sin(angle)[:, None, :]
         out = x.copy()

@@ -9,8 +9,8 @@
  * sees the same float operations, block by block.
  *
  * No 16-bit sum can overflow: activations lie within +-127; a pair of 4-bit products is at most
- * 2 * 15 * 127 = 3,810, eight pairs 30,480; a pair of 5-bit products 7,874, four pairs 31,496; a pair
- * of 8-bit products 2 * 128 * 127 = 32,512. The limit is 32,767.
+ * 2 * 15 * 127 = 3,810, eight pairs 30,480; a pair of 5-bit products 7,874, four pairs 31,496; a
+ * pair of 8-bit products 2 * 128 * 127 = 32,512. The limit is 32,767.
  */
 #include "backend/cpu/dense_avx2.h"
 
@@ -114,8 +114,8 @@ PKV_ALWAYS_INLINE __m256 fold(pkv_wtype type, __m256 acc, __m256i dot, __m256 d,
 }
 
 /* Eight rows read side by side look random to the hardware's prefetchers. So block b of a group of
-   eight also asks for its share of the next group, in the order in which it lies in memory: measured
-   twice the bandwidth on weights beyond the cache. Past the end a prefetch does nothing. */
+   eight also asks for its share of the next group, in the order in which it lies in memory:
+   measured twice the bandwidth on weights beyond the cache. Past the end a prefetch does nothing. */
 PKV_ALWAYS_INLINE void prefetch_next(pkv_wtype type, const unsigned char *group, int64_t blocks,
                                      int64_t b) {
   const int64_t bytes = 8 * pkv_block_bytes(type);
