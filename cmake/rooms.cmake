@@ -23,6 +23,9 @@ function(pkv_isa_flags)
     if(source MATCHES "_avx2\\.c$")
       set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS
         "-mavx2;-mfma;-mf16c;-ffp-contract=off")
+    elseif(source MATCHES "_avx512\\.c$")
+      set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS
+        "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-ffp-contract=off")
     endif()
   endforeach()
 endfunction()

@@ -12,7 +12,7 @@
  *   vf_round, vf_pow2      to nearest even; 2^n of integral n, 0 at n <= -127, NaN-safe
  *   vf_abs, vf_copysign
  *   vf_kv(dtype, p)        VL elements of a K or V row as floats (fp8: VF_FP8_FACTOR times too small)
- *   vf_kv_half, vf_load_half, vf_store_half   the same for 8 elements, other lanes 0 (VL 16 only)
+ *   vf_kv_half, vf_load_half  the same for 8 elements, other lanes 0 (VL 16 only)
  *   QK_TOKENS(rows)        tokens a step of the score kernel takes for 1..4 rows: 1, 2 or 4
  *   PV_CHUNKS(rows)        vectors of the head dimension a step of the value kernel takes
  *   vf_prefetch(p)

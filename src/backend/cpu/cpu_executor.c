@@ -57,14 +57,18 @@ static const pkv_cpu_isa_ops *isa_table(pkv_isa isa, const pkv_cpu_features *hav
   if (isa == PKV_ISA_REFERENCE) return &pkv_cpu_reference_ops;
   if (isa == PKV_ISA_SCALAR) return &pkv_cpu_scalar_ops;
 #if defined(__x86_64__)
-  if (isa == PKV_ISA_AVX2 && have->avx2 && have->fma && have->f16c) return &pkv_cpu_avx2_ops;
+  const int avx2 = have->avx2 && have->fma && have->f16c;
+  if (isa == PKV_ISA_AVX2 && avx2) return &pkv_cpu_avx2_ops;
+  if (isa == PKV_ISA_AVX512 && avx2 && have->avx512f && have->avx512bw && have->avx512dq &&
+      have->avx512vl)
+    return &pkv_cpu_avx512_ops;
 #endif
   (void)have;
   return NULL;
 }
 
 static pkv_status choose_isa(const pkv_cpu_isa_ops **out, pkv_isa isa, pkv_error *err) {
-  static const pkv_isa best_first[] = {PKV_ISA_AVX2, PKV_ISA_SCALAR};
+  static const pkv_isa best_first[] = {PKV_ISA_AVX512, PKV_ISA_AVX2, PKV_ISA_SCALAR};
   pkv_cpu_features have;
   pkv_cpu_detect(&have);
   if (isa == PKV_ISA_AUTO) PKV_TRY(isa_from_environment(&isa, err));

@@ -94,7 +94,7 @@ typedef struct pkv_cpu_isa_ops {
 
 extern const pkv_cpu_isa_ops pkv_cpu_reference_ops, pkv_cpu_scalar_ops;
 #if defined(__x86_64__)
-extern const pkv_cpu_isa_ops pkv_cpu_avx2_ops;
+extern const pkv_cpu_isa_ops pkv_cpu_avx2_ops, pkv_cpu_avx512_ops;
 #endif
 
 /* CPU part of an executor, behind device_state: scratch of every worker, in one block. */
