@@ -17,8 +17,11 @@ function(pkv_room_sources out)
 endfunction()
 
 # One file an instruction set: only files so named get its flags, everything else is built for the
-# baseline.
+# baseline. On other processors such a file compiles to nothing.
 function(pkv_isa_flags)
+  if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    return()
+  endif()
   foreach(source ${ARGN})
     if(source MATCHES "_avx2\\.c$")
       set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS

@@ -21,9 +21,12 @@ for header in include/pkv/*.h; do
   alone cc "-x c -std=c11 -Wstrict-prototypes" "${header#include/}"
   alone c++ "-x c++ -std=c++17" "${header#include/}"
 done
-# A template (x_impl.h) is included once an instruction set, by a file that defines its types first.
+# A template (x_impl.h) is included once an instruction set, by a file that defines its types
+# first.
 for header in $(find src -name '*.h' ! -name '*_impl.h' | sort); do
-  alone cc "-x c -std=c11 -D_GNU_SOURCE" "${header#src/}"
+  isa=
+  case $header in *_avx2.h) isa="-mavx2 -mfma -mf16c" ;; esac
+  alone cc "-x c -std=c11 -D_GNU_SOURCE $isa" "${header#src/}"
 done
 echo "check_headers: $count compilations, $bad failed"
 [ $bad -eq 0 ]
