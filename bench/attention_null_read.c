@@ -7,7 +7,7 @@
  *
  *   attention_null_read [rounds [isa]]
  *
- * Prints one line a shape: share = time of the null read / time of attention, medians of all rounds.
+ * Prints one line a shape: share = time of the null read / time of attention, medians over rounds.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention of two sequences on a paged cache, with the public header only; checks its own result. */
+/* Attention of two sequences on a paged cache, with the public header only; checks its own
+ * result. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,8 @@ int main(void) {
   TRY(pkv_pool_cache(&cache, pool, 0, &err));
   TRY(pkv_table_create(&table, pool, ROWS, 16, NULL, &err));
 
-  /* Every key is 0, so that each query weighs its row's values equally: the answer is their mean. */
+  /* Every key is 0, so that each query weighs its row's values equally: the answer is their
+   * mean. */
   for (int32_t row = 0; row < ROWS; row++) {
     int64_t slots[100];
     pkv_append_args append = PKV_APPEND_ARGS_INIT;

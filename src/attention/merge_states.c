@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pkv_merge_states: attention over disjoint key sets, merged by log-sum-exp. Host code, any thread. */
+/* pkv_merge_states: attention over disjoint key sets, merged by log-sum-exp. Host code, any
+ * thread. */
 #include <math.h>
 
 #include "base/status.h"

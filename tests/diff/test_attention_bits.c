@@ -163,7 +163,8 @@ static void test_alone_and_among_others(void **state) {
   }
 }
 
-/* The last query of a row of len - t tokens with q_len 1 is query q_len - 1 - t of the longer one. */
+/* The last query of a row of len - t tokens with q_len 1 is query q_len - 1 - t of the longer
+ * one. */
 static void test_any_q_len(void **state) {
   (void)state;
   static const int32_t q_lens[] = {2, 5, 16, 70};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Bad input to pkv_attention_run and pkv_append: a status, a text that names argument and values, and
- * not one byte written.
+ * Bad input to pkv_attention_run and pkv_append: a status, a text that names argument and values,
+ * and not one byte written.
  */
 #include <math.h>
 #include <setjmp.h>

@@ -7,8 +7,8 @@
  * gathered keys, all logits, one softmax, in double; it shares no code with the library but the
  * element conversions.
  *
- * The bound, for each output element. u = 2^-24, n visible keys, A = scale * max_j sum_i |q_i k_ij|.
- *   logits   a dot product of d terms in eight or more partial sums, the query scaled before it, and
+ * The bound of each output element. u = 2^-24, n visible keys, A = scale * max_j sum_i |q_i k_ij|.
+ *   logits   a dot product of d terms in eight or more partial sums, the query scaled before, and
  *            the subtraction of the maximum: |ds| <= u (d/8 + 8) A, for a soft cap c + 8 u c more.
  *            An error of ds in each logit moves a weight by at most the factor 1 +- 2 ds.
  *   sums     n products in order: their roundings are independent, so that 8 sqrt(n + 64) u covers
@@ -75,7 +75,8 @@ void *attn_case_element(const attn_case *c, bool is_v, int32_t row, int32_t toke
 pkv_shape attn_case_shape(const attn_case *c);
 pkv_attention_args attn_case_args(attn_case *c, const pkv_plan *plan);
 
-/* A plan and its workspace in exactly the memory that the plan says it needs; NULL plan: refused. */
+/* A plan and its workspace in exactly the memory that the plan says it needs; NULL plan:
+ * refused. */
 typedef struct attn_plan {
   void *memory, *workspace;
   size_t memory_bytes, workspace_bytes;

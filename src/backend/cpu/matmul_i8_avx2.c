@@ -115,7 +115,7 @@ PKV_ALWAYS_INLINE __m256 fold(pkv_wtype type, __m256 acc, __m256i dot, __m256 d,
 
 /* Eight rows read side by side look random to the hardware's prefetchers. So block b of a group of
    eight also asks for its share of the next group, in the order in which it lies in memory:
-   measured twice the bandwidth on weights beyond the cache. Past the end a prefetch does nothing. */
+   measured twice the bandwidth on weights beyond the cache. Past the end it does nothing. */
 PKV_ALWAYS_INLINE void prefetch_next(pkv_wtype type, const unsigned char *group, int64_t blocks,
                                      int64_t b) {
   const int64_t bytes = 8 * pkv_block_bytes(type);
