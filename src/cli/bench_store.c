@@ -9,11 +9,9 @@
 #include "base/rng.h"
 
 #define TABLE_ROWS 1024 /* different rows of head_dim numbers, dealt out at random */
-#define TASK_PAGES 32
+#define TASK_PAGES 16
 #define TASK_BYTES (1 << 19)
 #define HUGE_PAGE  ((size_t)2 << 20)
-/* of a plain read; the null read looks one page ahead */
-#define PREFETCH_AHEAD 4096
 
 /* An allocator over whole huge pages, for large blocks only. */
 static size_t huge_bytes(size_t size) {
@@ -93,6 +91,7 @@ void bench_store_place(int32_t *ids, bench_store *store, const bench_batch *batc
   for (int64_t i = 0; i < count; i++)
     ids[i] =
         batch->ids[i] < 0 ? -1 : (int32_t)((batch->ids[i] + store->shift) % store->cache.pages);
+  store->placed = store->shift;
   store->shift = (store->shift + batch->pages) % store->cache.pages;
 }
 
@@ -110,12 +109,13 @@ int64_t bench_store_bytes(const bench_store *store, const bench_batch *batch) {
          (int64_t)pkv_dtype_bytes(store->cache.dtype);
 }
 
-/* `next` is what will be read after it: the hardware does not see across the pages of a table. */
+/* `next` is what will be read after it, or NULL to leave prefetching to the hardware, which sees a
+   long run but not across a table. Into the second level: measured best here, non-temporal worst. */
 static uint64_t sum_bytes(const unsigned char *at, size_t bytes, const unsigned char *next) {
   uint64_t a = 0, b = 0, c = 0, d = 0, w[8];
   size_t i = 0;
   for (; i + 64 <= bytes; i += 64) {
-    __builtin_prefetch(next + i);
+    if (next != NULL) __builtin_prefetch(next + i, 0, 2);
     memcpy(w, at + i, 64);
     a += w[0] + w[4];
     b += w[1] + w[5];
@@ -131,55 +131,47 @@ typedef struct read_job {
   const bench_store *store;
   const bench_batch *batch;
   const int32_t *ids;
-  int64_t tasks_a_head; /* of the longest row */
-  int64_t at, bytes;    /* plain read: where in K and V, how much of each */
+  int64_t tasks_a_row; /* of the longest row */
+  int64_t at, bytes;   /* plain read: where in K and V, how much of each */
   _Atomic uint64_t sum;
 } read_job;
 
-/* K or V of one KV head in the page that holds `token` of a row. */
-static const unsigned char *page_at(const read_job *job, int64_t row, int64_t head, int64_t token,
-                                    bool value) {
-  const pkv_cache *c = &job->store->cache;
-  const int64_t page = job->ids[row * job->batch->max_pages + token / c->page_tokens];
-  const int64_t at = value ? page * c->v_page_stride + head * c->v_head_stride
-                           : page * c->k_page_stride + head * c->k_head_stride;
-  return (const unsigned char *)(value ? c->v : c->k) + (size_t)at * pkv_dtype_bytes(c->dtype);
-}
-
-/* `count` tokens of a page: one run where a head's tokens lie together, else one a token. */
-static uint64_t sum_page(const pkv_cache *c, const unsigned char *at, const unsigned char *next,
-                         int64_t count, int64_t token_stride) {
-  const size_t element = pkv_dtype_bytes(c->dtype), row = (size_t)c->head_dim * element;
+/* The first `count` tokens of a page of K or V, all heads: one run, but for a cut page of HND. */
+static uint64_t sum_page(const pkv_cache *c, const unsigned char *page, const unsigned char *next,
+                         int64_t count) {
+  const size_t row = (size_t)c->head_dim * pkv_dtype_bytes(c->dtype);
+  const size_t heads = (size_t)c->kv_heads, tokens = (size_t)c->page_tokens;
   uint64_t sum = 0;
-  if (token_stride == c->head_dim) return sum_bytes(at, (size_t)count * row, next);
-  for (int64_t t = 0; t < count; t++) {
-    const size_t offset = (size_t)(t * token_stride) * element;
-    sum += sum_bytes(at + offset, row, next + offset);
-  }
+  if (count == c->page_tokens || c->k_token_stride > c->head_dim)
+    return sum_bytes(page, (size_t)count * heads * row, next);
+  for (size_t head = 0; head < heads; head++)
+    sum += sum_bytes(page + head * tokens * row, (size_t)count * row, next + head * tokens * row);
   return sum;
 }
 
-/* Up to TASK_PAGES pages of one row and KV head. */
+/* Up to TASK_PAGES pages of one row. */
 static void null_task(void *ctx, int64_t item, int32_t worker) {
   (void)worker;
   read_job *job = ctx;
   const pkv_cache *c = &job->store->cache;
-  const int64_t segment = item / job->tasks_a_head;
-  const int64_t row = segment / c->kv_heads, head = segment % c->kv_heads;
-  const int64_t begin = item % job->tasks_a_head * TASK_PAGES * c->page_tokens;
-  int64_t end = begin + TASK_PAGES * c->page_tokens;
-  uint64_t sum = 0;
-  if (end > job->batch->lengths[row]) end = job->batch->lengths[row];
+  const int64_t row = item / job->tasks_a_row;
+  const int64_t length = job->batch->lengths[row];
+  const int32_t *ids = job->ids + row * job->batch->max_pages;
+  const size_t page_bytes = (size_t)c->k_page_stride * pkv_dtype_bytes(c->dtype);
   /* a window starts with a whole page: less than a page more than attention has to read */
-  const int64_t first = first_token(job->store, job->batch->lengths[row]);
-  for (int64_t token = begin; token < end; token += c->page_tokens) {
-    if (token + c->page_tokens <= first) continue;
-    const int64_t count = end - token < c->page_tokens ? end - token : c->page_tokens;
-    const int64_t then = token + c->page_tokens < end ? token + c->page_tokens : token;
-    const unsigned char *k = page_at(job, row, head, token, false);
-    const unsigned char *v = page_at(job, row, head, token, true);
-    sum += sum_page(c, k, v, count, c->k_token_stride);
-    sum += sum_page(c, v, page_at(job, row, head, then, false), count, c->v_token_stride);
+  const int64_t first = first_token(job->store, (int32_t)length) / c->page_tokens;
+  int64_t page = item % job->tasks_a_row * TASK_PAGES, end = page + TASK_PAGES;
+  const int64_t pages = (length + c->page_tokens - 1) / c->page_tokens;
+  uint64_t sum = 0;
+  if (page < first) page = first;
+  if (end > pages) end = pages;
+  for (; page < end; page++) {
+    const int64_t left = length - page * c->page_tokens;
+    const int64_t count = left < c->page_tokens ? left : c->page_tokens;
+    const size_t at = (size_t)ids[page] * page_bytes;
+    const size_t next = (size_t)ids[page + 1 < end ? page + 1 : page] * page_bytes;
+    const unsigned char *k = c->k, *v = c->v;
+    sum += sum_page(c, k + at, k + next, count) + sum_page(c, v + at, v + next, count);
   }
   atomic_fetch_add_explicit(&job->sum, sum, memory_order_relaxed);
 }
@@ -187,8 +179,8 @@ static void null_task(void *ctx, int64_t item, int32_t worker) {
 uint64_t bench_null_read(pkv_workers *workers, const bench_store *store, const bench_batch *batch,
                          const int32_t *ids) {
   read_job job = {.store = store, .batch = batch, .ids = ids};
-  job.tasks_a_head = (batch->max_pages + TASK_PAGES - 1) / TASK_PAGES;
-  pkv_workers_run(workers, null_task, &job, batch->rows * store->cache.kv_heads * job.tasks_a_head);
+  job.tasks_a_row = (batch->max_pages + TASK_PAGES - 1) / TASK_PAGES;
+  pkv_workers_run(workers, null_task, &job, batch->rows * job.tasks_a_row);
   return atomic_load(&job.sum);
 }
 
@@ -199,15 +191,14 @@ static void plain_task(void *ctx, int64_t item, int32_t worker) {
   const int64_t begin = item / 2 * TASK_BYTES;
   const int64_t left = job->bytes - begin;
   const size_t size = (size_t)(left < TASK_BYTES ? left : TASK_BYTES);
-  const uint64_t sum =
-      sum_bytes(side + job->at + begin, size, side + job->at + begin + PREFETCH_AHEAD);
+  const uint64_t sum = sum_bytes(side + job->at + begin, size, NULL);
   atomic_fetch_add_explicit(&job->sum, sum, memory_order_relaxed);
 }
 
 uint64_t bench_plain_read(pkv_workers *workers, const bench_store *store, int64_t bytes) {
   const pkv_cache *c = &store->cache;
   const int64_t page_bytes = c->k_page_stride * (int64_t)pkv_dtype_bytes(c->dtype);
-  read_job job = {.store = store, .bytes = bytes / 2, .at = store->shift * page_bytes};
+  read_job job = {.store = store, .bytes = bytes / 2, .at = store->placed * page_bytes};
   if (job.at + job.bytes > c->pages * page_bytes) job.at = c->pages * page_bytes - job.bytes;
   if (job.at < 0) job.at = 0;
   pkv_workers_run(workers, plain_task, &job, 2 * ((job.bytes + TASK_BYTES - 1) / TASK_BYTES));

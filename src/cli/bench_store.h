@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The cache that `pkv bench attention` reads, and the two reads that attention is measured against:
- *   null read   the same pages through the same block table, in pieces of the same layout, by as
- * many threads, with a checksum as the only work plain read  as many bytes of the same storage from
- * front to back Batches move through the storage: what is read now was last read a gigabyte ago, so
- * caches are cold.
+ *   null read   the same pages through the same block table, each page as a whole (all its heads)
+ *               and the next one prefetched, by as many threads, with a checksum as the only work:
+ *               the fastest way through these pages that we know, whatever order attention takes
+ *   plain read  as many bytes of the same storage from front to back
+ * Batches move through the storage: what is read now was last read a gigabyte ago, so caches are
+ * cold.
  */
 #ifndef PKV_CLI_BENCH_STORE_H
 #define PKV_CLI_BENCH_STORE_H
@@ -17,6 +19,7 @@ typedef struct bench_store {
   pkv_cache cache;
   int32_t q_len, window; /* tokens before a row's window are not read */
   int64_t shift;         /* where the next batch starts, in pages */
+  int64_t placed;        /* where the last one started: what the reads go over */
 } bench_store;
 
 /* Fills `pages` pages with numbers of a normal distribution. huge: asks the kernel for transparent
