@@ -86,7 +86,7 @@ function(pkv_shared name)
     "$<BUILD_INTERFACE:-Wl,--whole-archive${whole},--no-whole-archive>"
     "$<BUILD_INTERFACE:${arg_LIBRARIES}>" Threads::Threads m)
   target_link_options(${name}_shared PRIVATE
-    -Wl,--version-script=${script} -Wl,-Bsymbolic-functions -Wl,--as-needed)
+    -Wl,--version-script=${script} -Wl,-Bsymbolic-functions -Wl,-z,defs -Wl,--as-needed)
 endfunction()
 
 # The command `pkv` from the given rooms.

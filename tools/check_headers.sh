@@ -25,7 +25,10 @@ done
 # first.
 for header in $(find src -name '*.h' ! -name '*_impl.h' | sort); do
   isa=
-  case $header in *_avx2.h) isa="-mavx2 -mfma -mf16c" ;; esac
+  case $header in
+  *_avx2.h) isa="-mavx2 -mfma -mf16c" ;;
+  *_avx512.h) isa="-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl" ;;
+  esac
   alone cc "-x c -std=c11 -D_GNU_SOURCE $isa" "${header#src/}"
 done
 echo "check_headers: $count compilations, $bad failed"
