@@ -29,6 +29,10 @@ function(pkv_isa_flags)
     elseif(source MATCHES "_avx512\\.c$")
       set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS
         "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-ffp-contract=off")
+    elseif(source MATCHES "_avx512vnni\\.c$")
+      set(flags "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni")
+      set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS
+        "${flags};-ffp-contract=off")
     endif()
   endforeach()
 endfunction()

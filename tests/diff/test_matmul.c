@@ -21,7 +21,8 @@
 #define EPS   0x1p-24
 
 typedef struct fixture {
-  pkv_executor *scalar, *avx2, *avx2_many;
+  pkv_executor *scalar, *avx2, *avx512; /* the last two may be NULL */
+  pkv_executor *many;                   /* the best, with three workers */
   unsigned char *weights;
   float *x, *y, *other;
   double *values, *sizes; /* one column's weights */
@@ -42,7 +43,8 @@ static int setup(void **state) {
   fixture *f = calloc(1, sizeof *f);
   f->scalar = executor_of(PKV_ISA_SCALAR, 1);
   f->avx2 = executor_of(PKV_ISA_AVX2, 1);
-  f->avx2_many = executor_of(PKV_ISA_AVX2, 3);
+  f->avx512 = executor_of(PKV_ISA_AVX512, 1);
+  f->many = executor_of(PKV_ISA_AUTO, 3);
   f->weights = aligned_alloc(64, (size_t)MAX_N * MAX_K * 4);
   f->x = calloc((size_t)MAX_M * MAX_K, sizeof(float));
   f->y = calloc((size_t)MAX_M * MAX_N, sizeof(float));
@@ -51,14 +53,15 @@ static int setup(void **state) {
   f->sizes = calloc(MAX_K, sizeof(double));
   f->scratch = aligned_alloc(64, (pkv_cpu_matmul_scratch_bytes(MAX_M, MAX_K) + 63) / 64 * 64);
   *state = f;
-  return f->scalar ? 0 : -1;
+  return f->scalar && f->many ? 0 : -1;
 }
 
 static int teardown(void **state) {
   fixture *f = *state;
   pkv_executor_destroy(f->scalar);
   pkv_executor_destroy(f->avx2);
-  pkv_executor_destroy(f->avx2_many);
+  pkv_executor_destroy(f->avx512);
+  pkv_executor_destroy(f->many);
   free(f->weights);
   free(f->scratch);
   free(f->x);
@@ -72,7 +75,7 @@ static int teardown(void **state) {
 
 /* The best executor of this machine. */
 static pkv_executor *best(const fixture *f) {
-  return f->avx2 ? f->avx2 : f->scalar;
+  return f->avx512 ? f->avx512 : (f->avx2 ? f->avx2 : f->scalar);
 }
 
 static pkv_matmul_params params(const fixture *f, pkv_wtype type, pkv_compute compute, int64_t m,
@@ -230,9 +233,13 @@ static void test_bits_do_not_depend_on_rows_or_workers(void **state) {
           const pkv_matmul_params p = params(f, type, (pkv_compute)mode, rows[j], n, k, f->other);
           run(best(f), &p);
           expect_same_bits(f->y, f->other, rows[j] * n, "rows", type, mode, k);
-          if (!f->avx2_many) continue;
+          if (f->avx2) {
+            memset(f->other, 0, (size_t)(rows[j] * n) * sizeof(float));
+            run(f->avx2, &p);
+            expect_same_bits(f->y, f->other, rows[j] * n, "AVX2", type, mode, k);
+          }
           memset(f->other, 0, (size_t)(rows[j] * n) * sizeof(float));
-          run(f->avx2_many, &p);
+          run(f->many, &p);
           expect_same_bits(f->y, f->other, rows[j] * n, "workers", type, mode, k);
         }
       }
@@ -240,33 +247,45 @@ static void test_bits_do_not_depend_on_rows_or_workers(void **state) {
   }
 }
 
-static void test_scalar_and_avx2_agree(void **state) {
-  fixture *f = *state;
-  if (!f->avx2) {
-    print_message("skipped: no AVX2 here\n");
+/* Each vector instruction set against the scalar kernels, bit for bit. */
+static void agree(fixture *f, pkv_executor *vector) {
+  if (!vector) {
+    print_message("skipped: not on this CPU\n");
     skip();
   }
+  static const int64_t rows[] = {1, 2, 3, 4, 7, 9, 15};
   for (int t = 0; t < TEST_WTYPES; t++) {
     for (int mode = 0; mode < 2; mode++) {
       for (int64_t k = 32; k <= 1120; k += 160) {
+        const int64_t m = rows[k / 160 % 7];
         pkv_rng rng;
         pkv_rng_init(&rng, (uint64_t)(t + k));
         test_weights_random(f->weights, test_wtypes[t], 19, k, &rng);
-        fill_x(f, 6 * k, &rng);
-        pkv_matmul_params p = params(f, test_wtypes[t], (pkv_compute)mode, 6, 19, k, f->y);
-        run(f->avx2, &p);
+        fill_x(f, m * k, &rng);
+        pkv_matmul_params p = params(f, test_wtypes[t], (pkv_compute)mode, m, 19, k, f->y);
+        run(vector, &p);
         p.y = f->other;
         run(f->scalar, &p);
-        expect_same_bits(f->y, f->other, 6 * 19, "scalar and AVX2", test_wtypes[t], mode, k);
+        expect_same_bits(f->y, f->other, m * 19, "scalar and vector", test_wtypes[t], mode, k);
       }
     }
   }
 }
 
+static void test_scalar_and_avx2_agree(void **state) {
+  fixture *f = *state;
+  agree(f, f->avx2);
+}
+
+static void test_scalar_and_avx512_agree(void **state) {
+  fixture *f = *state;
+  agree(f, f->avx512);
+}
+
 /* Codes and activations at their ends: no 16-bit sum inside a kernel may overflow. */
 static void test_extremes(void **state) {
   fixture *f = *state;
-  pkv_executor *const executors[2] = {f->scalar, best(f)};
+  pkv_executor *const executors[3] = {f->scalar, f->avx2, f->avx512};
   const int64_t k = 1088, n = 17;
   for (int t = 3; t < TEST_WTYPES; t++) {
     const pkv_wtype type = test_wtypes[t];
@@ -279,7 +298,8 @@ static void test_extremes(void **state) {
         for (int64_t i = 0; i < 5 * k; i++)
           f->x[i] = (float)(127 * sign); /* rounds to itself: step 1 */
         const double want = (double)k * 127.0 * sign * test_weight_value(f->weights, type, 0);
-        for (int e = 0; e < 2; e++) {
+        for (int e = 0; e < 3; e++) {
+          if (!executors[e]) continue;
           for (int64_t m = 1; m <= 5; m += 4) {
             const pkv_matmul_params p = params(f, type, PKV_COMPUTE_I8, m, n, k, f->y);
             run(executors[e], &p);
@@ -297,13 +317,14 @@ static void test_extremes(void **state) {
 
 static void test_bad_numbers_stay_in_their_row(void **state) {
   fixture *f = *state;
-  pkv_executor *const executors[2] = {f->scalar, best(f)};
+  pkv_executor *const executors[3] = {f->scalar, f->avx2, f->avx512};
   const float bad[3] = {NAN, INFINITY, -INFINITY};
   const int64_t k = 128, n = 21, m = 6;
   for (int t = 0; t < TEST_WTYPES; t++) {
     for (int mode = 0; mode < 2; mode++) {
       for (int which = 0; which < 3; which++) {
-        for (int e = 0; e < 2; e++) {
+        for (int e = 0; e < 3; e++) {
+          if (!executors[e]) continue;
           pkv_rng rng;
           pkv_rng_init(&rng, 9u);
           test_weights_random(f->weights, test_wtypes[t], n, k, &rng);
@@ -328,14 +349,15 @@ static void test_bad_numbers_stay_in_their_row(void **state) {
 /* Zeros, denormals and huge numbers as activations give finite, right results. */
 static void test_tiny_and_huge_activations(void **state) {
   fixture *f = *state;
-  pkv_executor *const executors[2] = {f->scalar, best(f)};
+  pkv_executor *const executors[3] = {f->scalar, f->avx2, f->avx512};
   static const float values[] = {0.0f, -0.0f, 1e-45f, 1e-38f, 1e-31f, 1e-29f, 1e30f};
   const int64_t k = 64, n = 9;
   pkv_rng rng;
   pkv_rng_init(&rng, 4);
   test_weights_random(f->weights, PKV_WTYPE_Q4_1, n, k, &rng);
   for (size_t v = 0; v < sizeof values / sizeof values[0]; v++) {
-    for (int e = 0; e < 2; e++) {
+    for (int e = 0; e < 3; e++) {
+      if (!executors[e]) continue;
       for (int64_t i = 0; i < 2 * k; i++)
         f->x[i] = i % 3 == 0 ? -values[v] : values[v];
       const pkv_matmul_params p = params(f, PKV_WTYPE_Q4_1, PKV_COMPUTE_I8, 2, n, k, f->y);
@@ -350,10 +372,11 @@ static void test_tiny_and_huge_activations(void **state) {
 
 static void test_bias_accumulate_and_strides(void **state) {
   fixture *f = *state;
-  pkv_executor *const executors[2] = {f->scalar, best(f)};
+  pkv_executor *const executors[3] = {f->scalar, f->avx2, f->avx512};
   const int64_t k = 96, n = 21, m = 5, x_stride = 101, y_stride = 24;
   for (int t = 0; t < TEST_WTYPES; t++) {
-    for (int e = 0; e < 2; e++) {
+    for (int e = 0; e < 3; e++) {
+      if (!executors[e]) continue;
       pkv_rng rng;
       pkv_rng_init(&rng, 11);
       test_weights_random(f->weights, test_wtypes[t], n, k, &rng);
@@ -384,7 +407,7 @@ static void test_bias_accumulate_and_strides(void **state) {
 
 static void test_many_products_equal_single_ones(void **state) {
   fixture *f = *state;
-  pkv_executor *const executors[2] = {best(f), f->avx2_many ? f->avx2_many : f->scalar};
+  pkv_executor *const executors[2] = {best(f), f->many};
   const int64_t k = 320;
   static const int64_t widths[4] = {40, 8, 17, 1};
   pkv_rng rng;
@@ -443,6 +466,7 @@ int main(void) {
       cmocka_unit_test(test_float_types_take_any_k),
       cmocka_unit_test(test_bits_do_not_depend_on_rows_or_workers),
       cmocka_unit_test(test_scalar_and_avx2_agree),
+      cmocka_unit_test(test_scalar_and_avx512_agree),
       cmocka_unit_test(test_extremes),
       cmocka_unit_test(test_bad_numbers_stay_in_their_row),
       cmocka_unit_test(test_tiny_and_huge_activations),

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "backend/cpu/cpu_dense.h"
+#include "backend/cpu/dense_kernels.h"
 #include "base/cpu.h"
 #include "base/env.h"
 
@@ -67,23 +68,33 @@ static const pkv_cpu_isa_ops *isa_table(pkv_isa isa, const pkv_cpu_features *hav
   return NULL;
 }
 
-static pkv_status choose_isa(const pkv_cpu_isa_ops **out, pkv_isa isa, pkv_error *err) {
+/* Dense kernels need one feature more than attention does. */
+static const pkv_dense_kernels *dense_table(pkv_isa isa, const pkv_cpu_features *have) {
+#if defined(__x86_64__)
+  if (isa == PKV_ISA_AVX512 && have->avx512_vnni) return &pkv_dense_avx512vnni;
+  if (isa == PKV_ISA_AVX512 || isa == PKV_ISA_AVX2) return &pkv_dense_avx2;
+#endif
+  (void)isa;
+  (void)have;
+  return &pkv_dense_scalar;
+}
+
+static pkv_status choose_isa(const pkv_cpu_isa_ops **out, const pkv_cpu_features *have, pkv_isa isa,
+                             pkv_error *err) {
   static const pkv_isa best_first[] = {PKV_ISA_AVX512, PKV_ISA_AVX2, PKV_ISA_SCALAR};
-  pkv_cpu_features have;
-  pkv_cpu_detect(&have);
   if (isa == PKV_ISA_AUTO) PKV_TRY(isa_from_environment(&isa, err));
   if (isa == PKV_ISA_AUTO) {
     for (size_t i = 0; i < sizeof best_first / sizeof best_first[0]; i++) {
-      *out = isa_table(best_first[i], &have);
+      *out = isa_table(best_first[i], have);
       if (*out != NULL) return PKV_OK;
     }
   }
   PKV_CHECK(err, isa >= PKV_ISA_REFERENCE && isa <= PKV_ISA_NEON, PKV_E_INVALID,
             "isa is %d, known are 0 .. %d", (int)isa, (int)PKV_ISA_NEON);
-  *out = isa_table(isa, &have);
+  *out = isa_table(isa, have);
   if (*out != NULL) return PKV_OK;
   char features[128];
-  pkv_cpu_describe(features, sizeof features, &have);
+  pkv_cpu_describe(features, sizeof features, have);
   return PKV_FAIL(err, PKV_E_UNSUPPORTED, "isa %s is not available; this build on this CPU has: %s",
                   pkv_isa_name(isa), features);
 }
@@ -99,7 +110,7 @@ static pkv_status create_state(pkv_executor *executor, const pkv_cpu_isa_ops *op
   pkv_cpu_state *state = pkv_alloc(&executor->allocator, bytes);
   PKV_CHECK(err, state != NULL, PKV_E_NOMEM, "%zu bytes for the scratch of %zu threads", bytes,
             threads);
-  *state = (pkv_cpu_state){stride, bytes, 0, 0};
+  *state = (pkv_cpu_state){.stride = stride, .bytes = bytes};
   executor->device_state = state;
   return PKV_OK;
 }
@@ -109,7 +120,9 @@ pkv_status pkv_cpu_executor_init(pkv_executor *executor, const pkv_executor_opti
   const pkv_cpu_isa_ops *ops = NULL;
   executor->workers = NULL;
   executor->device_state = NULL;
-  PKV_TRY(choose_isa(&ops, options->isa, err));
+  pkv_cpu_features have;
+  pkv_cpu_detect(&have);
+  PKV_TRY(choose_isa(&ops, &have, options->isa, err));
   PKV_TRY(pkv_workers_create(&executor->workers, options->threads, &executor->allocator, err));
   const pkv_status status = create_state(executor, ops, err);
   if (status != PKV_OK) {
@@ -119,6 +132,7 @@ pkv_status pkv_cpu_executor_init(pkv_executor *executor, const pkv_executor_opti
   executor->ops = &cpu_ops;
   executor->isa = ops->isa;
   executor->isa_ops = ops;
+  ((pkv_cpu_state *)executor->device_state)->dense = dense_table(ops->isa, &have);
   return PKV_OK;
 }
 

@@ -97,11 +97,14 @@ extern const pkv_cpu_isa_ops pkv_cpu_reference_ops, pkv_cpu_scalar_ops;
 extern const pkv_cpu_isa_ops pkv_cpu_avx2_ops, pkv_cpu_avx512_ops;
 #endif
 
+struct pkv_dense_kernels;
+
 /* CPU part of an executor, behind device_state: scratch of every worker, in one block. */
 typedef struct pkv_cpu_state {
   size_t stride, bytes; /* of one worker; of the whole block, this struct included */
   uint32_t sink;        /* keeps padded reads alive; its value means nothing */
   uint32_t pad;
+  const struct pkv_dense_kernels *dense; /* of matrix products and row operations */
 } pkv_cpu_state;
 
 static inline void *pkv_cpu_scratch(const pkv_executor *executor, int32_t worker) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the AVX2 files of the dense operations share: unpacking of weight blocks. Included by files
- * built with AVX2, FMA and F16C only.
+ * What the AVX2 files of the dense operations share (the AVX-512 file too): unpacking of weight
+ * blocks. Included by files built with AVX2, FMA and F16C only.
  */
 #ifndef PKV_BACKEND_CPU_DENSE_AVX2_H
 #define PKV_BACKEND_CPU_DENSE_AVX2_H
@@ -20,6 +20,12 @@ void pkv_dense_tile_f32_avx2(const pkv_dense_job *job, int64_t col0, int64_t col
 void pkv_dense_quantize_avx2(const pkv_dense_x *x, int64_t row0, int64_t row1);
 void pkv_dense_dequantize_avx2(float *y, const pkv_weight *w, int64_t row, int64_t k0,
                                int64_t count, float scale);
+
+void pkv_dense_rms_norm_avx2(float *y, const float *x, const float *weight, int64_t n, float eps);
+void pkv_dense_rope_adjacent_avx2(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
+                                  const float *cs);
+void pkv_dense_swiglu_avx2(float *y, const float *gate, const float *up, int64_t count);
+void pkv_dense_add_avx2(float *y, const float *x, int64_t count);
 
 PKV_ALWAYS_INLINE int64_t pkv_block_bytes(pkv_wtype type) {
   return type == PKV_WTYPE_Q4_0   ? 18

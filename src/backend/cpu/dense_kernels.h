@@ -48,7 +48,7 @@ typedef struct pkv_dense_kernels {
 
 extern const pkv_dense_kernels pkv_dense_scalar;
 #if defined(__x86_64__)
-extern const pkv_dense_kernels pkv_dense_avx2;
+extern const pkv_dense_kernels pkv_dense_avx2, pkv_dense_avx512vnni;
 #endif
 
 /* The kernels of an executor's instruction set. */

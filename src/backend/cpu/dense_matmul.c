@@ -6,6 +6,7 @@
  */
 #include "backend/cpu/cpu_dense.h"
 
+#include "backend/cpu/cpu_isa.h"
 #include "backend/cpu/dense_kernels.h"
 #include "base/status.h"
 
@@ -18,11 +19,8 @@
 #define QUANTIZE_ROWS 8 /* rows a work item when many are rounded */
 
 const pkv_dense_kernels *pkv_dense_kernels_of(const pkv_executor *executor) {
-#if defined(__x86_64__)
-  if (executor->isa == PKV_ISA_AVX2 || executor->isa == PKV_ISA_AVX512) return &pkv_dense_avx2;
-#endif
-  (void)executor;
-  return &pkv_dense_scalar;
+  const pkv_cpu_state *state = executor->device_state;
+  return state->dense;
 }
 
 bool pkv_dense_block(pkv_wtype type, int64_t *elements, int64_t *bytes) {

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The small operations on AVX2, with the roundings of the scalar kernels; and the table. */
+#include "backend/cpu/dense_kernels.h"
+
+#if defined(__x86_64__)
+
 #include "backend/cpu/dense_avx2.h"
 
 #include <math.h>
@@ -13,7 +17,7 @@ static double sum_double_lanes(__m256d low, __m256d high) {
   return _mm_cvtsd_f64(_mm_add_sd(t, _mm_unpackhi_pd(t, t)));
 }
 
-static void avx2_rms_norm(float *y, const float *x, const float *weight, int64_t n, float eps) {
+void pkv_dense_rms_norm_avx2(float *y, const float *x, const float *weight, int64_t n, float eps) {
   __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
   int64_t i = 0;
   for (; i + 8 <= n; i += 8) {
@@ -38,8 +42,8 @@ static void avx2_rms_norm(float *y, const float *x, const float *weight, int64_t
     y[i] = x[i] * scale * weight[i];
 }
 
-static void avx2_rope_adjacent(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
-                               const float *cs) {
+void pkv_dense_rope_adjacent_avx2(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
+                                  const float *cs) {
   for (int32_t h = 0; h < heads; h++) {
     float *head = x + (int64_t)h * head_dim;
     int32_t i = 0;
@@ -79,7 +83,7 @@ static __m256 exp_clamped(__m256 x) {
   return _mm256_mul_ps(p, _mm256_castsi256_ps(bits));
 }
 
-static void avx2_swiglu(float *y, const float *gate, const float *up, int64_t count) {
+void pkv_dense_swiglu_avx2(float *y, const float *gate, const float *up, int64_t count) {
   const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
   int64_t i = 0;
   for (; i + 8 <= count; i += 8) {
@@ -92,7 +96,7 @@ static void avx2_swiglu(float *y, const float *gate, const float *up, int64_t co
     y[i] = gate[i] / (1.0f + pkv_exp_clamped(-gate[i])) * up[i];
 }
 
-static void avx2_add(float *y, const float *x, int64_t count) {
+void pkv_dense_add_avx2(float *y, const float *x, int64_t count) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8)
     _mm256_storeu_ps(y + i, _mm256_add_ps(_mm256_loadu_ps(y + i), _mm256_loadu_ps(x + i)));
@@ -100,11 +104,9 @@ static void avx2_add(float *y, const float *x, int64_t count) {
     y[i] += x[i];
 }
 
-const pkv_dense_kernels pkv_dense_avx2 = {pkv_dense_quantize_avx2,
-                                          pkv_dense_tile_f32_avx2,
-                                          pkv_dense_tile_i8_avx2,
-                                          pkv_dense_dequantize_avx2,
-                                          avx2_rms_norm,
-                                          avx2_rope_adjacent,
-                                          avx2_swiglu,
-                                          avx2_add};
+const pkv_dense_kernels pkv_dense_avx2 = {pkv_dense_quantize_avx2, pkv_dense_tile_f32_avx2,
+                                          pkv_dense_tile_i8_avx2,  pkv_dense_dequantize_avx2,
+                                          pkv_dense_rms_norm_avx2, pkv_dense_rope_adjacent_avx2,
+                                          pkv_dense_swiglu_avx2,   pkv_dense_add_avx2};
+
+#endif

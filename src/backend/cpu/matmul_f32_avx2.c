@@ -5,6 +5,10 @@
  * x 2 columns or 1 row x 8 columns change who is computed together, never the order within one
  * output.
  */
+#include "backend/cpu/dense_kernels.h"
+
+#if defined(__x86_64__)
+
 #include "backend/cpu/dense_avx2.h"
 
 #define COLUMNS  8   /* of a tile */
@@ -198,3 +202,5 @@ void pkv_dense_tile_f32_avx2(const pkv_dense_job *job, int64_t col0, int64_t col
       small_tile(job, col, columns, row, row1 - row < MAX_ROWS ? row1 - row : MAX_ROWS);
   }
 }
+
+#endif

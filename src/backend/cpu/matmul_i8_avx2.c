@@ -12,16 +12,17 @@
  * 2 * 15 * 127 = 3,810, eight pairs 30,480; a pair of 5-bit products 7,874, four pairs 31,496; a
  * pair of 8-bit products 2 * 128 * 127 = 32,512. The limit is 32,767.
  */
-#include "backend/cpu/dense_avx2.h"
+#include "backend/cpu/dense_kernels.h"
+
+#if defined(__x86_64__)
+
+#include "backend/cpu/dense_tile_avx2.h"
 
 #include <math.h>
 
 #include "backend/cpu/dense_math.h"
 
-#define LANES       8
-#define TILE        16 /* columns of an unpacked tile */
-#define TILE_BLOCKS 32 /* blocks of k unpacked at a time: 16 KiB of codes */
-#define MAX_ROWS    128
+#define MAX_ROWS 128
 
 /* ---- activations ------------------------------------------------------------------------- */
 
@@ -113,17 +114,6 @@ PKV_ALWAYS_INLINE __m256 fold(pkv_wtype type, __m256 acc, __m256i dot, __m256 d,
   return acc;
 }
 
-/* Eight rows read side by side look random to the hardware's prefetchers. So block b of a group of
-   eight also asks for its share of the next group, in the order in which it lies in memory:
-   measured twice the bandwidth on weights beyond the cache. Past the end it does nothing. */
-PKV_ALWAYS_INLINE void prefetch_next(pkv_wtype type, const unsigned char *group, int64_t blocks,
-                                     int64_t b) {
-  const int64_t bytes = 8 * pkv_block_bytes(type);
-  const uintptr_t at = (uintptr_t)group + (uintptr_t)(bytes * (blocks + b));
-  for (int64_t line = 0; line < bytes; line += 64)
-    _mm_prefetch((const char *)(at + (uintptr_t)line), _MM_HINT_T0);
-}
-
 PKV_ALWAYS_INLINE __m256 row_of_columns(pkv_wtype type, const unsigned char *const rows[8],
                                         const pkv_dense_x *x, int64_t row) {
   const __m256i ones = _mm256_set1_epi16(1);
@@ -132,7 +122,7 @@ PKV_ALWAYS_INLINE __m256 row_of_columns(pkv_wtype type, const unsigned char *con
   for (int64_t b = 0; b < x->blocks; b++) {
     const int64_t offset = b * pkv_block_bytes(type);
     const __m256i xq = _mm256_loadu_si256((const __m256i *)(const void *)(q + b * PKV_QK));
-    prefetch_next(type, rows[0], x->blocks, b);
+    pkv_prefetch_next(type, rows[0], x->blocks, b);
     __m256i p[8];
     for (int c = 0; c < 8; c++) {
       const __m256i w = pkv_block_codes(type, rows[c] + offset);
@@ -148,86 +138,16 @@ PKV_ALWAYS_INLINE __m256 row_of_columns(pkv_wtype type, const unsigned char *con
   return acc;
 }
 
-static void store_columns(const pkv_matmul_params *p, int64_t row, int64_t col, int64_t count,
-                          __m256 acc) {
-  if (count >= LANES) {
-    float *y = p->y + row * p->y_stride + col;
-    if (p->bias) acc = _mm256_add_ps(acc, _mm256_loadu_ps(p->bias + col));
-    if (p->accumulate) acc = _mm256_add_ps(_mm256_loadu_ps(y), acc);
-    _mm256_storeu_ps(y, acc);
-    return;
-  }
-  float lanes[LANES];
-  _mm256_storeu_ps(lanes, acc);
-  for (int64_t i = 0; i < count; i++)
-    pkv_dense_store(p, row, col + i, lanes[i]);
-}
-
-/* Rows of the weight from `col` on; past the last one it is repeated, its results are dropped. */
-static void row_pointers(const unsigned char *rows[8], const pkv_weight *w, int64_t col,
-                         int64_t col1) {
-  for (int64_t c = 0; c < 8; c++) {
-    const int64_t i = col + c < col1 ? col + c : col1 - 1;
-    rows[c] = (const unsigned char *)w->data + i * w->row_bytes;
-  }
-}
-
 PKV_ALWAYS_INLINE void decode_tile(pkv_wtype type, const pkv_dense_job *job, int64_t col0,
                                    int64_t col1, int64_t row) {
-  for (int64_t col = col0; col < col1; col += LANES) {
+  for (int64_t col = col0; col < col1; col += PKV_LANES) {
     const unsigned char *rows[8];
-    row_pointers(rows, &job->p->w, col, col1);
-    store_columns(job->p, row, col, col1 - col, row_of_columns(type, rows, job->x, row));
+    pkv_row_pointers(rows, &job->p->w, col, col1);
+    pkv_store_columns(job->p, row, col, col1 - col, row_of_columns(type, rows, job->x, row));
   }
 }
 
 /* ---- many rows --------------------------------------------------------------------------- */
-
-typedef struct tile_data {
-  _Alignas(64) int8_t codes[TILE_BLOCKS][8][2][32]; /* [block][four of k][half][column][k % 4] */
-  _Alignas(64) float d[TILE_BLOCKS][TILE], m[TILE_BLOCKS][TILE];
-} tile_data;
-
-/* Eight rows of eight dwords become eight dwords of eight rows. */
-PKV_ALWAYS_INLINE void transpose8(__m256i v[8]) {
-  __m256i a[8], b[8];
-  for (int i = 0; i < 4; i++) {
-    a[2 * i] = _mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
-    a[2 * i + 1] = _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
-  }
-  for (int i = 0; i < 2; i++) {
-    b[4 * i] = _mm256_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 1] = _mm256_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 2] = _mm256_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
-    b[4 * i + 3] = _mm256_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; i++) {
-    v[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
-    v[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
-  }
-}
-
-PKV_ALWAYS_INLINE void unpack_tile(pkv_wtype type, tile_data *t, const pkv_weight *w, int64_t col,
-                                   int64_t col1, int64_t block0, int64_t blocks) {
-  for (int half = 0; half < 2; half++) {
-    const unsigned char *rows[8];
-    row_pointers(rows, w, col + 8 * half, col1);
-    for (int64_t b = 0; b < blocks; b++) {
-      const int64_t offset = (block0 + b) * pkv_block_bytes(type);
-      prefetch_next(type, rows[0], w->k / PKV_QK, block0 + b);
-      __m256i v[8];
-      for (int c = 0; c < 8; c++)
-        v[c] = pkv_block_codes(type, rows[c] + offset);
-      transpose8(v);
-      for (int g = 0; g < 8; g++)
-        _mm256_store_si256((__m256i *)(void *)t->codes[b][g][half], v[g]);
-      __m256 d, m;
-      pkv_block_scales(&d, &m, type, rows, offset);
-      _mm256_store_ps(&t->d[b][8 * half], d);
-      if (pkv_block_has_min(type)) _mm256_store_ps(&t->m[b][8 * half], m);
-    }
-  }
-}
 
 /* Exact dots of `count` rows and 16 columns over one block of k. */
 PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2],
@@ -265,9 +185,9 @@ PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2],
 }
 
 /* acc [count][16] over the tile's blocks, rows from `row` on. */
-PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[TILE], const tile_data *t,
-                                 const pkv_dense_x *x, int64_t row, int64_t block0,
-                                 int64_t blocks) {
+PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TILE],
+                                 const pkv_tile *t, const pkv_dense_x *x, int64_t row,
+                                 int64_t block0, int64_t blocks) {
   __m256 sum[4][2];
   for (int r = 0; r < count; r++) {
     sum[r][0] = _mm256_load_ps(acc[r]);
@@ -294,14 +214,14 @@ PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int6
                                   int64_t col1, int64_t row0, int64_t row1) {
   const pkv_dense_x *x = job->x;
   const int64_t rows = row1 - row0;
-  tile_data t;
-  _Alignas(64) float acc[MAX_ROWS][TILE];
+  pkv_tile t;
+  _Alignas(64) float acc[MAX_ROWS][PKV_TILE];
   if (!pkv_block_has_min(type)) memset(t.m, 0, sizeof t.m);
-  for (int64_t col = col0; col < col1; col += TILE) {
+  for (int64_t col = col0; col < col1; col += PKV_TILE) {
     memset(acc, 0, (size_t)rows * sizeof acc[0]);
-    for (int64_t b0 = 0; b0 < x->blocks; b0 += TILE_BLOCKS) {
-      const int64_t blocks = x->blocks - b0 < TILE_BLOCKS ? x->blocks - b0 : TILE_BLOCKS;
-      unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks);
+    for (int64_t b0 = 0; b0 < x->blocks; b0 += PKV_TILE_BLOCKS) {
+      const int64_t blocks = x->blocks - b0 < PKV_TILE_BLOCKS ? x->blocks - b0 : PKV_TILE_BLOCKS;
+      pkv_unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks);
       int64_t r = 0;
       for (; r + 4 <= rows; r += 4)
         tile_rows(type, 4, acc + r, &t, x, row0 + r, b0, blocks);
@@ -310,9 +230,9 @@ PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int6
       if (rows - r == 1) tile_rows(type, 1, acc + r, &t, x, row0 + r, b0, blocks);
     }
     for (int64_t r = 0; r < rows; r++) {
-      store_columns(job->p, row0 + r, col, col1 - col, _mm256_load_ps(acc[r]));
+      pkv_store_columns(job->p, row0 + r, col, col1 - col, _mm256_load_ps(acc[r]));
       if (col1 - col > 8)
-        store_columns(job->p, row0 + r, col + 8, col1 - col - 8, _mm256_load_ps(acc[r] + 8));
+        pkv_store_columns(job->p, row0 + r, col + 8, col1 - col - 8, _mm256_load_ps(acc[r] + 8));
     }
   }
 }
@@ -355,3 +275,5 @@ void pkv_dense_tile_i8_avx2(const pkv_dense_job *job, int64_t col0, int64_t col1
     break;
   }
 }
+
+#endif
