@@ -109,8 +109,10 @@ int64_t bench_store_bytes(const bench_store *store, const bench_batch *batch) {
          (int64_t)pkv_dtype_bytes(store->cache.dtype);
 }
 
-/* `next` is what will be read after it, or NULL to leave prefetching to the hardware, which sees a
-   long run but not across a table. Into the second level: measured best here, non-temporal worst. */
+/*
+ * `next` is what will be read after it, or NULL to leave prefetching to the hardware, which sees a
+ * long run but not across a table. Into the second level: measured best here, non-temporal worst.
+ */
 static uint64_t sum_bytes(const unsigned char *at, size_t bytes, const unsigned char *next) {
   uint64_t a = 0, b = 0, c = 0, d = 0, w[8];
   size_t i = 0;

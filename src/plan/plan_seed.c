@@ -128,8 +128,7 @@ static void fill_single(struct pkv_plan *plan, const pkv_plan_setup *setup) {
   plan->launches = add_launches(pkv_plan_array(plan, plan->launches_at), 0, 0, item, 0, merge);
 }
 
-/* A launch pair a bucket, shortest first. Every row has S splits, so its slots need no table yet.
- */
+/* A launch pair a bucket, shortest first. Every row has S splits: its slots need no table yet. */
 static void fill_buckets(struct pkv_plan *plan, const pkv_plan_setup *setup) {
   const int32_t *seq_len = pkv_plan_array(plan, plan->seq_len_at);
   int32_t *order = pkv_plan_array(plan, plan->split_first_at); /* until the end */

@@ -46,15 +46,13 @@ int64_t pkv_plan_max_units(const pkv_plan_setup *setup, int64_t max_seq_len);
 
 /* The seed's routes (plan_seed.c). */
 
-/* Units of 32 tokens that a row's splits share, from its first that is read; padded to its bucket.
- */
+/* Units of 32 tokens that a row's splits share, from its first that is read; padded to a bucket. */
 int64_t pkv_seed_tiles(const pkv_plan_setup *setup, int32_t length);
 /* How many splits a row of `tiles` units has among `rows`. */
 int32_t pkv_seed_splits_of(const pkv_plan_setup *setup, int32_t rows, int64_t tiles);
 /* Most splits all rows of a batch within the limits can have together. */
 int64_t pkv_seed_max_splits(const pkv_plan_setup *setup, int32_t max_rows, int64_t max_tiles);
-/* What two rows must agree on to share a launch: the (padded) length; 0 where one launch has all.
- */
+/* What two rows must agree on to share a launch: the (padded) length; 0: one launch has all. */
 int64_t pkv_seed_bucket(const pkv_plan_setup *setup, int32_t length);
 /* Fills the arrays of `plan`, whose header and seq_len are there, and sets launches. */
 void pkv_seed_fill(struct pkv_plan *plan, const pkv_plan_setup *setup);

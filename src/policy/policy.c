@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * pkv_policy_choose: which route. `fixed`, the seed's first thresholds (`static`) and its second
- * rule
- * (`roofline`), each followed by a look at what is available. Pure: no state, no clock.
+ * rule (`roofline`), each followed by a look at what is available. Pure: no state, no clock.
  *
  * The seed's rules as implemented
  *   static    group != 4: flashinfer. One row of >= 8192 tokens: split with 32. 8 rows or more, the
  *             longest >= 16384: workqueue with 24. Else flashinfer.
  *   roofline  group != 4, longest row < 16384, or 2 to 7 rows: flashinfer. Else the smaller
- * estimate of flashinfer and, for one row, split, for 8 or more, workqueue with its own rule. What
- * is missing is replaced by the available route with the smallest estimate among balanced,
+ *             estimate of flashinfer and, for one row, split, for 8 or more, workqueue with its
+ *             own rule.
+ * What is missing is replaced by the available route with the smallest estimate among balanced,
  * workqueue and split, or else by a bucket route.
  */
 #include "policy/policy.h"

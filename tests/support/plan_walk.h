@@ -20,8 +20,7 @@ void *plan_memory(size_t bytes, int fill);
 pkv_plan *plan_make(const pkv_shape *shape, const pkv_plan_options *options, int32_t rows,
                     const int32_t *seq_len);
 
-/* Every (row, KV head, unit) once, every slot written once and merged once. Fails the test if not.
- */
+/* Every (row, KV head, unit) once, every slot written and merged once; fails the test if not. */
 void plan_walk(const pkv_plan *plan);
 
 #endif

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Traces: bounds of the seeded kinds, page placement, stepping, and files of every kind of badness.
- */
+/* Traces: bounds of the seeded kinds, page placement, stepping, and files bad in every way. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
