@@ -21,6 +21,7 @@ const pkv_command *const pkv_commands[] = {
     &pkv_command_inspect,
     &pkv_command_tokenize,
     &pkv_command_bench_attention,
+    &pkv_command_bench_model,
     &pkv_command_doctor,
 };
 /* clang-format on */
@@ -135,17 +136,19 @@ static int unknown_command(int argc, char **argv) {
   const char *names[64];
   int count = 0;
   const size_t length = strlen(argv[1]);
-  const char *family = NULL;
+  char family[256] = "";
   for (int i = 0; i < pkv_command_count && count < 64; i++) {
     const char *const name = pkv_commands[i]->name;
+    const size_t used = strlen(family);
     names[count++] = name;
-    if (strncmp(name, argv[1], length) == 0 && name[length] == ' ') family = name;
+    if (strncmp(name, argv[1], length) == 0 && name[length] == ' ')
+      (void)snprintf(family + used, sizeof family - used, "%s'%s'", used > 0 ? ", " : "", name);
   }
   if (argv[1][0] == '-') return pkv_cli_usage(NULL, "unknown option '%s'", argv[1]);
-  if (family != NULL && argc > 2)
-    return pkv_cli_usage(NULL, "unknown command '%s %s'; there is '%s'", argv[1], argv[2], family);
-  if (family != NULL)
-    return pkv_cli_usage(NULL, "'%s' alone is no command; there is '%s'", argv[1], family);
+  if (family[0] != '\0' && argc > 2)
+    return pkv_cli_usage(NULL, "unknown command '%s %s'; there is %s", argv[1], argv[2], family);
+  if (family[0] != '\0')
+    return pkv_cli_usage(NULL, "'%s' alone is no command; there is %s", argv[1], family);
   const char *const near = pkv_nearest_word(argv[1], names, count);
   if (near != NULL)
     return pkv_cli_usage(NULL, "unknown command '%s'; did you mean '%s'?", argv[1], near);

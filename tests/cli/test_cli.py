@@ -199,7 +199,12 @@ class Frame(unittest.TestCase):
         self.usage_error(["bench", "attention", "--lengths", "1,,2"], "expected at ',2'")
         self.usage_error(["bench", "attention", "--lengths", "5x"], "'5x'")
         self.usage_error(["bench", "attention", "--lengths", "1x4096,1"], "more than 4096 rows")
-        self.usage_error(["bench"], "there is 'bench attention'")
+        self.usage_error(["bench"], "there is 'bench attention', 'bench model'")
+        self.usage_error(["bench", "x"], "unknown command 'bench x'; there is 'bench attention'")
+        for name, value in (("prompt", "1,,2"), ("prompt", "5,0"), ("depth", "1,"), ("depth", "x"),
+                            ("parallel", "2000"), ("parallel", "")):
+            self.usage_error(["bench", "model", "-m", "m", "--" + name, value],
+                             "--%s is '%s'" % (name, value))
         code, _, err = pkv("bench", "attention", "--lengths", "5", "--query-heads", "5")
         self.assertEqual(code, 1)
         self.assertIn("not a multiple of kv_heads 8", err)
@@ -309,6 +314,40 @@ class Run(unittest.TestCase):
         self.assertEqual(self.run_ok(*args, "--seed", "1", "--threads", "2", "--chunk", "1"), first)
         self.assertNotEqual(self.run_ok(*args, "--seed", "2"), first)
         self.assertEqual(self.run_ok(*args[:4], "-t", "1e-8"), self.run_ok(*args[:4]))
+
+    def test_bench_model(self):
+        with tempfile.TemporaryDirectory() as folder:
+            csv = os.path.join(folder, "r.csv")
+            args = ["bench", "model", "-m", MODEL, "-r", "3", "-t", "1", "-p", "20", "-n", "3",
+                    "-d", "0,40", "--npp", "33", "--ntg", "2", "--parallel", "2,3", "--csv", csv]
+            code, out, err = pkv(*args, "--json", "--commit", "abc")
+            self.assertEqual((code, err), (0, ""))
+            result = json.loads(out)
+            cells = ["start", "memory", "pp20", "tg3", "tg3@d40", "pp33x2", "tg2x2", "pp33x3",
+                     "tg2x3"]
+            self.assertEqual([row["cell"] for row in result["rows"]], cells)
+            self.assertEqual((result["threads"], result["commit"]), (1, "abc"))
+            self.assertGreater(result["peak_memory_mb"], 50)
+            for row in result["rows"]:
+                self.assertEqual(len(row["samples"]), 3)
+                low, middle, high = sorted(row["samples"])
+                self.assertEqual((row["min"], row["median"], row["max"]), (low, middle, high))
+                self.assertGreater(low, 0)
+            # A shared prompt, and a depth behind the model's context.
+            code, out, err = pkv(*args, "--shared-prompt", "--no-start", "-d", "999999")
+            self.assertEqual(code, 0)
+            self.assertIn("--depth 999999 skipped", err)
+            self.assertIn(b"tg2x3s", out)
+            with open(csv, encoding="utf-8") as file:
+                lines = [line.rstrip("\n").split(",") for line in file]
+            self.assertEqual(lines[0][:2] + lines[0][-2:], ["commit", "date", "max", "samples"])
+            self.assertEqual([line[7] for line in lines[1:]],
+                             cells + ["pp20", "pp33x2s", "tg2x2s", "pp33x3s", "tg2x3s"])
+            self.assertTrue(all(len(line) == 17 and len(line[-1].split()) == 3
+                                for line in lines[1:]))
+        code, out, err = pkv("bench", "model", "-m", "/nonexistent")
+        self.assertEqual((code, out), (1, b""))
+        self.assertIn("/nonexistent", err)
 
     def test_interrupt(self):
         child = subprocess.Popen([PKV, "run", "-m", MODEL, "-p", "Count to a thousand: one, two,",

@@ -1,0 +1,265 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/bench_decode.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/rng.h"
+#include "base/status.h"
+#include "cli/command.h"
+
+/* An engine for one cell, and how many tokens each of its sequences has got. */
+typedef struct bench_driver {
+  pkv_engine *engine;
+  pkv_event *events; /* [rows] */
+  int32_t *got;      /* [rows] */
+  int32_t *prompt;   /* [prompt_tokens], random */
+  int32_t rows, prompt_tokens;
+  int64_t made; /* tokens since the counter was last cleared */
+} bench_driver;
+
+static void driver_close(bench_driver *d) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_engine_destroy(d->engine);
+  pkv_free(&a, d->events, (size_t)d->rows * sizeof *d->events);
+  pkv_free(&a, d->got, (size_t)d->rows * sizeof *d->got);
+  pkv_free(&a, d->prompt, (size_t)d->prompt_tokens * sizeof *d->prompt);
+}
+
+/* An engine for `rows` sequences of up to `longest` tokens; close it also after a failure. */
+static pkv_status driver_open(bench_driver *d, const bench_subject *s, int32_t rows, int64_t prompt,
+                              int64_t longest, int64_t cache_tokens, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  memset(d, 0, sizeof *d);
+  PKV_CHECK(err, longest <= s->context, PKV_E_LIMIT,
+            "sequences of %lld tokens are asked for, the model's context is %d", (long long)longest,
+            (int)s->context);
+  d->rows = rows;
+  d->prompt_tokens = (int32_t)prompt;
+  d->events = pkv_alloc(&a, (size_t)rows * sizeof *d->events);
+  d->got = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *d->got);
+  d->prompt = pkv_alloc(&a, (size_t)prompt * sizeof *d->prompt);
+  PKV_CHECK(err, d->events && d->got && d->prompt, PKV_E_NOMEM, "no memory for %d sequences",
+            (int)rows);
+  pkv_engine_options options = s->options;
+  options.max_rows = rows;
+  options.max_requests = rows;
+  options.max_seq_len = (int32_t)longest;
+  options.cache_tokens = cache_tokens;
+  return pkv_engine_create(&d->engine, s->model, &options, err);
+}
+
+static void draw_prompt(const bench_driver *d, const bench_subject *s, uint64_t stream) {
+  pkv_rng rng;
+  pkv_rng_init(&rng, s->seed + stream);
+  for (int32_t i = 0; i < d->prompt_tokens; i++)
+    d->prompt[i] = (int32_t)pkv_rng_below(&rng, (uint64_t)s->vocab);
+}
+
+static pkv_status submit(bench_driver *d, int32_t row, int32_t answer, pkv_error *err) {
+  pkv_request request = PKV_REQUEST_INIT;
+  int64_t id;
+  request.prompt = d->prompt;
+  request.prompt_tokens = d->prompt_tokens;
+  request.max_tokens = answer;
+  request.ignore_end = 1;
+  request.user = &d->got[row];
+  d->got[row] = 0;
+  return pkv_engine_submit(&id, d->engine, &request, err);
+}
+
+static pkv_status step(bench_driver *d, pkv_error *err) {
+  size_t count = 0;
+  PKV_CHECK(err, !pkv_cli_interrupted(), PKV_E_STATE, "interrupted");
+  PKV_TRY(pkv_engine_step(d->events, (size_t)d->rows, &count, d->engine, err));
+  for (size_t i = 0; i < count; i++) {
+    PKV_CHECK(err, d->events[i].finish != PKV_FINISH_ERROR, PKV_E_INTERNAL,
+              "the model's output is not finite: damaged weights?");
+    if (d->events[i].token < 0) continue;
+    ++*(int32_t *)d->events[i].user;
+    d->made++;
+  }
+  return PKV_OK;
+}
+
+/* Steps until sequence `row` has got `tokens`. */
+static pkv_status step_until(bench_driver *d, int32_t row, int32_t tokens, pkv_error *err) {
+  while (d->got[row] < tokens) {
+    PKV_CHECK(err, pkv_engine_pending(d->engine) > 0, PKV_E_INTERNAL,
+              "a sequence ended after %d of %d tokens", (int)d->got[row], (int)tokens);
+    PKV_TRY(step(d, err));
+  }
+  return PKV_OK;
+}
+
+static pkv_status drain(bench_driver *d, pkv_error *err) {
+  while (pkv_engine_pending(d->engine) > 0)
+    PKV_TRY(step(d, err));
+  return PKV_OK;
+}
+
+static double rate(int64_t tokens, int64_t since_ns) {
+  const int64_t ns = pkv_clock_ns() - since_ns;
+  return (double)tokens / ((double)(ns > 0 ? ns : 1) * 1e-9);
+}
+
+/* Repetition -1 is the unrecorded one. */
+static void record(bench_figure *out, int32_t repetition, double value) {
+  if (repetition >= 0) out->sample[out->count++] = value;
+}
+
+static void figure_init(bench_figure *out, const char *unit) {
+  memset(out, 0, sizeof *out);
+  out->unit = unit;
+}
+
+static pkv_status run_prefill(bench_figure *out, bench_driver *d, const bench_subject *s,
+                              pkv_error *err) {
+  for (int32_t i = -1; i < s->repeats; i++) {
+    draw_prompt(d, s, (uint64_t)(i + 1));
+    const int64_t begin = pkv_clock_ns();
+    PKV_TRY(submit(d, 0, 1, err));
+    PKV_TRY(drain(d, err));
+    record(out, i, rate(d->prompt_tokens, begin));
+  }
+  return PKV_OK;
+}
+
+pkv_status bench_prefill(bench_figure *out, const bench_subject *subject, int32_t prompt,
+                         pkv_error *err) {
+  bench_driver d;
+  figure_init(out, "tokens/s");
+  (void)snprintf(out->cell, sizeof out->cell, "pp%d", (int)prompt);
+  const int64_t longest = (int64_t)prompt + 1;
+  pkv_status status = driver_open(&d, subject, 1, prompt, longest, longest, err);
+  if (status == PKV_OK) status = run_prefill(out, &d, subject, err);
+  driver_close(&d);
+  return status;
+}
+
+/* A prompt of one token, whose step counts like the others. */
+static pkv_status run_generate(bench_figure *out, bench_driver *d, const bench_subject *s,
+                               int32_t tokens, pkv_error *err) {
+  for (int32_t i = -1; i < s->repeats; i++) {
+    draw_prompt(d, s, (uint64_t)(i + 1));
+    const int64_t begin = pkv_clock_ns();
+    PKV_TRY(submit(d, 0, tokens, err));
+    PKV_TRY(drain(d, err));
+    record(out, i, rate(tokens, begin));
+  }
+  return PKV_OK;
+}
+
+/*
+ * The prompt is computed once: each repetition's sequence takes over the pages of the one before,
+ * which has one token left to make when the next comes and ends in that step.
+ */
+static pkv_status run_deep(bench_figure *out, bench_driver *d, const bench_subject *s,
+                           int32_t tokens, pkv_error *err) {
+  draw_prompt(d, s, 0);
+  PKV_TRY(submit(d, 1, 3, err));
+  PKV_TRY(step_until(d, 1, 2, err)); /* the unrecorded run */
+  for (int32_t i = 0; i < s->repeats; i++) {
+    const int32_t row = i % 2;
+    PKV_TRY(submit(d, row, tokens + 2, err));
+    PKV_TRY(step_until(d, row, 1, err));
+    PKV_CHECK(err, pkv_engine_pending(d->engine) == 1, PKV_E_INTERNAL,
+              "%d sequences run where one should", (int)pkv_engine_pending(d->engine));
+    const int64_t begin = pkv_clock_ns();
+    PKV_TRY(step_until(d, row, tokens + 1, err));
+    record(out, i, rate(tokens, begin));
+  }
+  return drain(d, err);
+}
+
+pkv_status bench_generate(bench_figure *out, const bench_subject *subject, int32_t tokens,
+                          int32_t depth, pkv_error *err) {
+  bench_driver d;
+  pkv_status status;
+  figure_init(out, "tokens/s");
+  if (depth == 0) {
+    const int64_t longest = (int64_t)tokens + 1;
+    (void)snprintf(out->cell, sizeof out->cell, "tg%d", (int)tokens);
+    status = driver_open(&d, subject, 1, 1, longest, longest, err);
+    if (status == PKV_OK) status = run_generate(out, &d, subject, tokens, err);
+  } else {
+    const int64_t longest = (int64_t)depth + tokens + 2;
+    /* Beside the prompt's: what two sequences add, and what admission keeps free. */
+    const int64_t beside = 2 * (int64_t)tokens + 16 * (int64_t)subject->options.page_tokens;
+    (void)snprintf(out->cell, sizeof out->cell, "tg%d@d%d", (int)tokens, (int)depth);
+    status = driver_open(&d, subject, 2, depth, longest, longest + beside, err);
+    if (status == PKV_OK) status = run_deep(out, &d, subject, tokens, err);
+  }
+  driver_close(&d);
+  return status;
+}
+
+typedef struct together_cell {
+  int32_t sequences, prompt, tokens, shared;
+  int32_t answer; /* tokens asked for: none may end while the last is being prefilled */
+} together_cell;
+
+static pkv_status together_once(bench_figure out[2], bench_driver *d, const bench_subject *s,
+                                const together_cell *cell, int32_t repetition, pkv_error *err) {
+  const int64_t begin = pkv_clock_ns();
+  for (int32_t row = 0; row < cell->sequences; row++) {
+    if (!cell->shared || row == 0)
+      draw_prompt(d, s, (uint64_t)(repetition + 1) * 4096u + (uint64_t)row);
+    PKV_TRY(submit(d, row, cell->answer, err));
+  }
+  for (int32_t row = 0; row < cell->sequences; row++)
+    PKV_TRY(step_until(d, row, 1, err));
+  const int64_t prompts = (int64_t)cell->prompt * (cell->shared ? 1 : cell->sequences);
+  record(&out[0], repetition, rate(prompts, begin));
+  d->made = 0;
+  const int64_t decode_begin = pkv_clock_ns();
+  for (int32_t i = 0; i < cell->tokens; i++)
+    PKV_TRY(step(d, err));
+  const double speed = rate(d->made, decode_begin);
+  PKV_CHECK(err, d->made == (int64_t)cell->tokens * cell->sequences, PKV_E_INTERNAL,
+            "%d steps of %d sequences made %lld tokens", (int)cell->tokens, (int)cell->sequences,
+            (long long)d->made);
+  record(&out[1], repetition, speed);
+  return drain(d, err);
+}
+
+pkv_status bench_together(bench_figure out[2], const bench_subject *subject, int32_t sequences,
+                          int32_t prompt, int32_t tokens, int32_t shared, pkv_error *err) {
+  bench_driver d;
+  const int64_t all = (int64_t)sequences * prompt;
+  const int64_t chunk = subject->options.prefill_chunk > 0 ? subject->options.prefill_chunk : 512;
+  const int64_t answer = tokens + all / chunk + 8;
+  const int64_t page = subject->options.page_tokens;
+  const together_cell cell = {sequences, prompt, tokens, shared, (int32_t)answer};
+  for (int i = 0; i < 2; i++) {
+    figure_init(&out[i], "tokens/s");
+    (void)snprintf(out[i].cell, sizeof out[i].cell, "%s%dx%d%s", i == 0 ? "pp" : "tg",
+                   (int)(i == 0 ? prompt : tokens), (int)sequences, shared ? "s" : "");
+  }
+  const int64_t each = prompt + answer + 4 * page;
+  pkv_status status =
+      driver_open(&d, subject, sequences, prompt, prompt + answer, sequences * each, err);
+  for (int32_t i = -1; i < subject->repeats && status == PKV_OK; i++)
+    status = together_once(out, &d, subject, &cell, i, err);
+  driver_close(&d);
+  return status;
+}
+
+static int compare_double(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+double bench_figure_quantile(const bench_figure *figure, double share) {
+  double sorted[PKV_BENCH_MAX_REPEATS];
+  if (figure->count == 0) return 0.0;
+  memcpy(sorted, figure->sample, (size_t)figure->count * sizeof *sorted);
+  qsort(sorted, (size_t)figure->count, sizeof *sorted, compare_double);
+  const double at = share * (figure->count - 1);
+  const int32_t low = (int32_t)at;
+  if (low + 1 >= figure->count) return sorted[figure->count - 1];
+  return sorted[low] + (at - low) * (sorted[low + 1] - sorted[low]);
+}

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `pkv bench model`: tokens a second of a real model, in the cells that llama-bench and
+ * llama-batched-bench have, so that the two can stand side by side (bench/compare_llamacpp.py).
+ */
+#include "cli/commands.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/status.h"
+#include "base/text.h"
+#include "cli/bench_decode.h"
+#include "cli/bench_figures.h"
+#include "cli/prompt_text.h"
+
+#define MAX_LIST   16
+#define MAX_TOKENS (1 << 22)
+#define MAX_ROWS   1024
+
+typedef struct bench_model_options {
+  const char *model, *prompts, *depths, *parallel, *csv, *commit;
+  int32_t generate, each_prompt, each_tokens, shared, no_start;
+  int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json;
+  int64_t seed;
+} bench_model_options;
+
+static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8", NULL};
+static const char *const activation_names[] = {"i8", "f32", NULL};
+static const char *const isas[] = {"auto", "reference", "scalar", "avx2", "avx512", "neon", NULL};
+
+#define O bench_model_options
+static const pkv_option options_table[] = {
+    PKV_REQUIRED(O, model, 'm', "model", "FILE", "GGUF model file"),
+    PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
+             "prefill: prompts of so many tokens, separated by commas; 0 = none"),
+    PKV_INT(O, generate, 'n', "generate", "N", "64", 0, MAX_TOKENS,
+            "decode: tokens of one sequence; 0 = none"),
+    PKV_TEXT(O, depths, 'd', "depth", "LIST", "0,2048,7936",
+             "cached tokens that --generate starts behind"),
+    PKV_TEXT(O, parallel, 0, "parallel", "LIST", "1,4,8,16,32",
+             "sequences decoded together; 0 = none"),
+    PKV_INT(O, each_prompt, 0, "npp", "N", "128", 1, MAX_TOKENS, "prompt of each with --parallel"),
+    PKV_INT(O, each_tokens, 0, "ntg", "N", "32", 1, MAX_TOKENS, "tokens of each with --parallel"),
+    PKV_FLAG(O, shared, 0, "shared-prompt", "with --parallel: all have the same prompt"),
+    PKV_FLAG(O, no_start, 0, "no-start", "leave out the start of a fresh process"),
+    PKV_INT(O, repeats, 'r', "repeats", "N", "5", 1, PKV_BENCH_MAX_REPEATS,
+            "repetitions of each cell"),
+    PKV_INT(O, threads, 't', "threads", "N", "0", 0, 1024, "0 = one a core"),
+    PKV_CHOICE(O, isa, 0, "isa", isas, "auto", "instruction set"),
+    PKV_CHOICE(O, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
+    PKV_CHOICE(O, activations, 0, "activations", activation_names, "i8", "i8 is fast, f32 exact"),
+    PKV_INT(O, page, 0, "page", "N", "16", 1, 1024, "tokens in a cache page"),
+    PKV_INT(O, chunk, 0, "chunk", "N", "512", 1, 65536, "prompt tokens in a step"),
+    PKV_FLAG(O, variant, 0, "no-invariant",
+             "let a sequence's rounding depend on what runs beside it"),
+    PKV_INT(O, seed, 0, "seed", "N", "1", 0, INT64_C(4294967295), "of the random tokens"),
+    PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
+    PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
+    PKV_FLAG(O, json, 0, "json", "print one JSON object instead of the table"),
+};
+#undef O
+
+typedef struct int_list {
+  int32_t count, value[MAX_LIST];
+} int_list;
+
+typedef struct bench_model {
+  const pkv_cli *cli;
+  const bench_model_options *o;
+  int_list prompts, depths, parallel;
+  pkv_model *model;
+  bench_subject subject;
+  bench_model_run run;
+  FILE *csv;
+  json_t *rows; /* --json */
+  int32_t skipped;
+} bench_model;
+
+/* "1,4,8"; a lone 0 is the empty list where `none` is set. */
+static bool parse_list(int_list *out, const char *text, int32_t highest, bool none) {
+  const char *at = text;
+  out->count = 0;
+  do {
+    char word[16];
+    const size_t size = strcspn(at, ",");
+    int64_t value;
+    if (size == 0 || size >= sizeof word || out->count == MAX_LIST) return false;
+    memcpy(word, at, size);
+    word[size] = '\0';
+    if (!pkv_parse_i64(&value, word, 0, highest)) return false;
+    out->value[out->count++] = (int32_t)value;
+    at += size;
+    if (*at == ',' && *++at == '\0') return false;
+  } while (*at != '\0');
+  if (!none) return true;
+  if (out->count == 1 && out->value[0] == 0) out->count = 0;
+  for (int32_t i = 0; i < out->count; i++)
+    if (out->value[i] == 0) return false;
+  return true;
+}
+
+static pkv_status give(bench_model *b, const bench_figure *figure, pkv_error *err) {
+  if (b->rows != NULL)
+    (void)json_array_append_new(b->rows, bench_figures_json(figure));
+  else
+    bench_figures_row(figure);
+  PKV_CHECK(err, b->csv == NULL || bench_figures_csv(b->csv, &b->run, figure), PKV_E_IO,
+            "cannot write %s", b->o->csv);
+  return PKV_OK;
+}
+
+/* False, with a word about it, when the cell's sequences are longer than the model's context. */
+static bool fits(bench_model *b, int64_t tokens, const char *what, int32_t value) {
+  if (tokens <= b->subject.context) return true;
+  pkv_cli_error(b->cli, "%s %d skipped: %lld tokens, the model's context is %d", what, (int)value,
+                (long long)tokens, (int)b->subject.context);
+  b->skipped++;
+  return false;
+}
+
+static pkv_status run_single(bench_model *b, pkv_error *err) {
+  bench_figure figure;
+  for (int32_t i = 0; i < b->prompts.count; i++) {
+    const int32_t prompt = b->prompts.value[i];
+    if (!fits(b, (int64_t)prompt + 1, "--prompt", prompt)) continue;
+    PKV_TRY(bench_prefill(&figure, &b->subject, prompt, err));
+    PKV_TRY(give(b, &figure, err));
+  }
+  for (int32_t i = 0; i < b->depths.count && b->o->generate > 0; i++) {
+    const int32_t depth = b->depths.value[i];
+    if (!fits(b, (int64_t)depth + b->o->generate + 2, "--depth", depth)) continue;
+    PKV_TRY(bench_generate(&figure, &b->subject, b->o->generate, depth, err));
+    PKV_TRY(give(b, &figure, err));
+  }
+  return PKV_OK;
+}
+
+static pkv_status run_parallel(bench_model *b, pkv_error *err) {
+  bench_figure figures[2];
+  for (int32_t i = 0; i < b->parallel.count; i++) {
+    const int32_t sequences = b->parallel.value[i];
+    const int64_t prompts = (int64_t)sequences * b->o->each_prompt;
+    const int64_t waits = prompts / b->o->chunk + 8;
+    if (!fits(b, b->o->each_prompt + b->o->each_tokens + waits, "--parallel", sequences)) continue;
+    PKV_TRY(bench_together(figures, &b->subject, sequences, b->o->each_prompt, b->o->each_tokens,
+                           b->o->shared, err));
+    PKV_TRY(give(b, &figures[0], err));
+    PKV_TRY(give(b, &figures[1], err));
+  }
+  return PKV_OK;
+}
+
+static pkv_status run_start(bench_model *b, pkv_error *err) {
+  bench_figure figures[2];
+  if (b->o->no_start) return PKV_OK;
+  PKV_TRY(bench_start(figures, b->o->model, b->o->threads, b->o->repeats, err));
+  PKV_TRY(give(b, &figures[0], err));
+  return give(b, &figures[1], err);
+}
+
+static pkv_status open_model(bench_model *b, pkv_error *err) {
+  const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
+  pkv_model_info info = PKV_MODEL_INFO_INIT;
+  pkv_executor_options executor_options = PKV_EXECUTOR_OPTIONS_INIT;
+  pkv_executor *executor = NULL;
+  PKV_TRY(pkv_model_open_named(&b->model, b->o->model, &model_options, err));
+  pkv_model_get_info(&info, b->model);
+  b->subject.model = b->model;
+  b->subject.vocab = info.vocab;
+  b->subject.context = info.context;
+  executor_options.isa = (pkv_isa)b->o->isa;
+  PKV_TRY(pkv_executor_create(&executor, &executor_options, err));
+  bench_model_describe(&b->run, pkv_isa_name(pkv_executor_isa(executor)), b->o->model);
+  pkv_executor_destroy(executor);
+  return PKV_OK;
+}
+
+static pkv_status work(bench_model *b, pkv_error *err) {
+  PKV_TRY(open_model(b, err));
+  if (b->rows == NULL) bench_figures_head(&b->run);
+  PKV_TRY(run_start(b, err));
+  PKV_TRY(run_single(b, err));
+  return run_parallel(b, err);
+}
+
+static void set_up(bench_model *b) {
+  const bench_model_options *o = b->o;
+  pkv_engine_options *const e = &b->subject.options;
+  *e = (pkv_engine_options)PKV_ENGINE_OPTIONS_INIT;
+  e->threads = o->threads > 0 ? o->threads : pkv_cpu_cores();
+  e->isa = (pkv_isa)o->isa;
+  e->kv_dtype = (pkv_dtype)o->kv_dtype;
+  e->activations = (pkv_activations)o->activations;
+  e->page_tokens = o->page;
+  e->prefill_chunk = o->chunk;
+  e->batch_invariant = !o->variant;
+  b->subject.repeats = o->repeats;
+  b->subject.seed = (uint64_t)o->seed << 20;
+  b->run.run.commit = o->commit;
+  b->run.kv_dtype = kv_dtypes[o->kv_dtype];
+  b->run.activations = activation_names[o->activations];
+  b->run.threads = e->threads;
+}
+
+static int finish(bench_model *b, pkv_status status, const pkv_error *err) {
+  int code = PKV_EXIT_OK;
+  const double peak = bench_peak_memory();
+  if (status != PKV_OK) {
+    code = pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(b->cli, err);
+  } else if (b->rows != NULL) {
+    code = pkv_cli_json(
+        b->cli, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:f, s:i, s:O}", "commit",
+                          b->run.run.commit, "date", b->run.date, "device", b->run.run.device,
+                          "driver", b->run.run.driver, "load", b->run.load, "model", b->run.model,
+                          "threads", (int)b->run.threads, "kv_dtype", b->run.kv_dtype,
+                          "activations", b->run.activations, "peak_memory_mb", peak, "skipped",
+                          (int)b->skipped, "rows", b->rows));
+  } else {
+    (void)printf("\nmost memory of this process: %.0f MB\n", peak);
+  }
+  if (b->csv != NULL && fclose(b->csv) != 0 && code == PKV_EXIT_OK) {
+    pkv_cli_error(b->cli, "cannot write %s", b->o->csv);
+    code = PKV_EXIT_FAILURE;
+  }
+  json_decref(b->rows);
+  pkv_model_close(b->model);
+  return code;
+}
+
+static int run(const pkv_cli *cli, const void *options) {
+  bench_model b = {.cli = cli, .o = options};
+  pkv_error err = {PKV_OK, NULL, {0}};
+  if (!parse_list(&b.prompts, b.o->prompts, MAX_TOKENS, true))
+    return pkv_cli_usage(cli, "--prompt is '%s'; it takes token counts like 128,512", b.o->prompts);
+  if (!parse_list(&b.depths, b.o->depths, MAX_TOKENS, false))
+    return pkv_cli_usage(cli, "--depth is '%s'; it takes token counts like 0,2048", b.o->depths);
+  if (!parse_list(&b.parallel, b.o->parallel, MAX_ROWS, true))
+    return pkv_cli_usage(cli, "--parallel is '%s'; it takes counts up to %d like 1,8",
+                         b.o->parallel, MAX_ROWS);
+  set_up(&b);
+  if (b.o->csv != NULL && (b.csv = fopen(b.o->csv, "ae")) == NULL) {
+    pkv_cli_error(cli, "cannot open %s", b.o->csv);
+    return PKV_EXIT_FAILURE;
+  }
+  if (b.o->json) b.rows = json_array();
+  return finish(&b, work(&b, &err), &err);
+}
+
+const pkv_command pkv_command_bench_model = {
+    .name = "bench model",
+    .summary = "measure a model's prefill, decode and start",
+    .details =
+        "Cells: pp512 is a prompt of 512 tokens up to its first answer token; tg64 is 64 tokens "
+        "decoded from an empty cache, tg64@d2048 behind 2,048 cached ones; pp128x8 and tg32x8 are "
+        "8 "
+        "sequences together, prompts first (until the last one has a token), then 32 tokens of "
+        "each; an s behind them says that all share one prompt, which then counts once. start is "
+        "the time from the start of a fresh process to the first byte of its answer, memory the "
+        "most that process held.\n\n"
+        "Tokens are random, speeds are tokens a second of whole engine steps, the choice of the "
+        "likeliest token included. One unrecorded run comes before each cell. The CSV keeps every "
+        "repetition.",
+    .options = options_table,
+    .option_count = (int)(sizeof options_table / sizeof *options_table),
+    .options_bytes = sizeof(bench_model_options),
+    .run = run,
+};
