@@ -208,12 +208,12 @@ INLINE void pv_step(float *acc, const float *p, int32_t stride, const token_ptr 
  * places for them, and line by line across tokens the machine's own prefetchers lose the thread.
  */
 INLINE void pv_rows(float *acc, const float *p, int32_t stride, const token_ptr *v, int32_t lo,
-                    int32_t hi, int32_t head_dim, const token_ptr *next, int32_t lines,
-                    const pkv_dtype dtype, const int rows) {
+                    int32_t hi, int32_t head_dim, const token_ptr *next, int32_t from,
+                    int32_t lines, const pkv_dtype dtype, const int rows) {
   const int chunks = PV_CHUNKS(rows);
   const int32_t share = (TILE * chunks * VL + head_dim - 1) / head_dim;
   int32_t c = 0;
-  for (int32_t j = 0; c + chunks * VL <= head_dim; c += chunks * VL) {
+  for (int32_t j = from; c + chunks * VL <= head_dim; c += chunks * VL) {
     const int32_t to = next == NULL ? 0 : j + share < TILE ? j + share : TILE;
     for (; j < to; j++)
       for (int32_t i = 0; i < lines; i++)
@@ -236,7 +236,8 @@ INLINE void pv_rows(float *acc, const float *p, int32_t stride, const token_ptr 
 typedef void (*qk_fn)(float *scores, const float *q, int32_t stride, const token_ptr *k, int32_t lo,
                       int32_t hi, int32_t head_dim, const token_ptr *next, int32_t lines);
 typedef void (*pv_fn)(float *acc, const float *p, int32_t stride, const token_ptr *v, int32_t lo,
-                      int32_t hi, int32_t head_dim, const token_ptr *next, int32_t lines);
+                      int32_t hi, int32_t head_dim, const token_ptr *next, int32_t from,
+                      int32_t lines);
 
 #define KERNELS(name, dtype, rows)                                                                 \
   static void qk_##name##_##rows(float *scores, const float *q, int32_t stride,                    \
@@ -246,8 +247,8 @@ typedef void (*pv_fn)(float *acc, const float *p, int32_t stride, const token_pt
   }                                                                                                \
   static void pv_##name##_##rows(float *acc, const float *p, int32_t stride, const token_ptr *v,   \
                                  int32_t lo, int32_t hi, int32_t head_dim, const token_ptr *next,  \
-                                 int32_t lines) {                                                  \
-    pv_rows(acc, p, stride, v, lo, hi, head_dim, next, lines, dtype, rows);                        \
+                                 int32_t from, int32_t lines) {                                    \
+    pv_rows(acc, p, stride, v, lo, hi, head_dim, next, from, lines, dtype, rows);                  \
   }
 #define KERNELS_OF(name, dtype)                                                                    \
   KERNELS(name, dtype, 1) KERNELS(name, dtype, 2) KERNELS(name, dtype, 3) KERNELS(name, dtype, 4)
@@ -418,15 +419,16 @@ typedef struct tile_work {
   int32_t runs, lo, hi, lines;
 } tile_work;
 
-/* Softmax of every row; runs whose rows saw -inf only are dropped row by row. */
+/* next: pointers of the next tile's K, of which `from` are fetched already; NULL = none. */
 static void tile_values(attend_scratch *s, const pkv_cpu_block *b, const row_run *run,
-                        const token_ptr *v, pkv_dtype dtype, const token_ptr *next, int32_t lines) {
+                        const token_ptr *v, pkv_dtype dtype, const token_ptr *next, int32_t from,
+                        int32_t lines) {
   const int32_t head_dim = b->p->cache.head_dim, stride = row_stride(head_dim);
   int32_t done = 0;
   while (done < run->rows) {
     const int32_t r = run->first + done, rows = kernel_rows(run->rows - done);
     pv_kernels[dtype][rows - 1](s->acc + r * stride, s->scores + r * TILE, stride, v, run->lo,
-                                run->hi, head_dim, done == 0 ? next : NULL, lines);
+                                run->hi, head_dim, done == 0 ? next : NULL, from, lines);
     done += rows;
   }
 }
@@ -459,16 +461,21 @@ static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_wo
     widen_tile(s, w->v, w->lo, w->hi, head_dim, stored, w->k_next, w->lines);
     v = s->rows;
   }
+  const token_ptr *next = widen ? NULL : w->k_next;
+  int32_t fetched = 0; /* of the next tile's tokens: two a row during the softmax */
   for (int32_t i = 0; i < w->runs; i++) {
     const row_run *run = &s->runs[i];
     int32_t live = 0;
     for (int32_t r = run->first; r < run->first + run->rows; r++) {
+      for (int32_t to = fetched + 2; next != NULL && fetched < to && fetched < TILE; fetched++)
+        for (int32_t line = 0; line < w->lines; line++)
+          vf_prefetch(next[fetched] + line * 64);
       const int moved = softmax_row(s, r, run->lo, run->hi, stride, b->p->soft_cap);
       /* Weights of a row that saw nothing: zero, so that the kernel may take it along. */
       if (!moved) memset(s->scores + r * TILE, 0, TILE * sizeof(float));
       live += moved;
     }
-    if (live > 0) tile_values(s, b, run, v, dtype, widen ? NULL : w->k_next, w->lines);
+    if (live > 0) tile_values(s, b, run, v, dtype, next, fetched, w->lines);
   }
 }
 
