@@ -43,8 +43,8 @@ void pkv_assert_failed(const char *file, int line, const char *text);
 #define PKV_ASSERT(condition) ((void)0)
 #endif
 
-/* Checks an options or arguments struct: not NULL, struct_size is ours or smaller than ours is an
- * error by name. */
+/* Refuses an options or arguments struct that is NULL, or whose struct_size is not this library's:
+ * a caller compiled against another header, or one who left the _INIT macro out. */
 #define PKV_CHECK_STRUCT(err, pointer, type)                                                       \
   do {                                                                                             \
     if ((pointer) == NULL) return PKV_FAIL((err), PKV_E_INVALID, #pointer " is NULL");             \

@@ -14,7 +14,7 @@
 
 #define PKV_BENCH_MAX_REPEATS 101
 
-/* One row of the result: a figure and all its repetitions, in the order in which they were taken. */
+/* One row of the result: a figure and all its repetitions, in the order they were taken in. */
 typedef struct bench_figure {
   char cell[48];
   const char *unit; /* "tokens/s", "s", "MB" */

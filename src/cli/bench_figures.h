@@ -24,8 +24,8 @@ void bench_figures_row(const bench_figure *figure);
 json_t *bench_figures_json(const bench_figure *figure);
 /*
  * commit, date, device, driver, load, engine, model, cell, threads, kv_dtype, activations, unit,
- * repetitions, min, median, max, samples (in their order, separated by blanks). Writes the head into
- * an empty file. False when the file cannot be written.
+ * repetitions, min, median, max, samples (in their order, separated by blanks). Writes the head
+ * into an empty file. False when the file cannot be written.
  */
 bool bench_figures_csv(FILE *file, const bench_model_run *run, const bench_figure *figure);
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * AVX-512 (F, BW, DQ, VL): sixteen lanes and 32 registers, so that four query rows meet four tokens
- * in the score kernel and four vectors in the value kernel. Head dimensions that are an odd multiple
- * of eight end in a half vector.
+ * AVX-512 (F, BW, DQ, VL): sixteen lanes and 32 registers, so that four query rows meet four
+ * tokens in the score kernel and four vectors in the value kernel. Head dimensions that are an odd
+ * multiple of eight end in a half vector.
  */
 #include "backend/cpu/cpu_isa.h"
 

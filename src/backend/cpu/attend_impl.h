@@ -6,12 +6,12 @@
  *   vf                     VL floats
  *   vf_zero set1 load store add mul div   as named; load and store take any address
  *   vf_fma(a, b, c)        a * b + c
- *   vf_max(a, b), vf_min   b where either is NaN
+ *   vf_max(a, b)           b where either is NaN
  *   vf_sum, vf_top         sum (fixed tree) and maximum of the lanes
  *   vf_sum4(out, a,b,c,d)  four sums, each the same tree as vf_sum
  *   vf_round, vf_pow2      to nearest even; 2^n of integral n, 0 at n <= -127, NaN-safe
  *   vf_abs, vf_copysign
- *   vf_kv(dtype, p)        VL elements of a K or V row as floats (fp8: VF_FP8_FACTOR times too small)
+ *   vf_kv(dtype, p)        VL elements of a K or V row as floats (fp8: VF_FP8_FACTOR too small)
  *   vf_kv_half, vf_load_half  the same for 8 elements, other lanes 0 (VL 16 only)
  *   QK_TOKENS(rows)        tokens a step of the score kernel takes for 1..4 rows: 1, 2 or 4
  *   PV_CHUNKS(rows)        vectors of the head dimension a step of the value kernel takes
@@ -21,8 +21,8 @@
  * Bits. Every state's arithmetic is one fixed sequence that depends on its query, on the tokens and
  * on the tile's start only: score = VL partial sums over the head dimension in order, then a fixed
  * tree; the tile's denominators by lane (token mod VL), then a fixed tree; values token by token.
- * How many rows and tokens a kernel takes at once never shows. Masked tokens are not read: the score
- * is -inf and the value product is skipped.
+ * How many rows and tokens a kernel takes at once never shows. Masked tokens are not read: the
+ * score is -inf and the value product is skipped.
  *
  * Units. Scores are kept in base 2: the softmax scale times log2(e) goes into the queries.
  */
@@ -202,9 +202,9 @@ INLINE void pv_step(float *acc, const float *p, int32_t stride, const token_ptr 
 }
 
 /*
- * While K of a tile is used its V is fetched, while V is used K of the next tile: two half tiles are
- * live at any time and stay in the first-level cache. Fetches come in small sequential bursts, a
- * token or an equal share of the tile's tokens before each step: all at once they outnumber the
+ * While K of a tile is used its V is fetched, while V is used K of the next tile: two half tiles
+ * are live at any time and stay in the first-level cache. Fetches come in small sequential bursts,
+ * a token or an equal share of the tile's tokens before each step: all at once they outnumber the
  * places for them, and line by line across tokens the machine's own prefetchers lose the thread.
  */
 INLINE void pv_rows(float *acc, const float *p, int32_t stride, const token_ptr *v, int32_t lo,
