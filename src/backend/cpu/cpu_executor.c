@@ -30,22 +30,12 @@ static const pkv_backend_ops cpu_ops = {
     .add = pkv_cpu_add,
 };
 
-/* Names as PKV_CPU spells them. */
-static const struct {
-  const char *name;
-  pkv_isa isa;
-} isa_names[] = {{"reference", PKV_ISA_REFERENCE},
-                 {"scalar", PKV_ISA_SCALAR},
-                 {"avx2", PKV_ISA_AVX2},
-                 {"avx512", PKV_ISA_AVX512},
-                 {"neon", PKV_ISA_NEON}};
-
 static pkv_status isa_from_environment(pkv_isa *isa, pkv_error *err) {
   const char *name = pkv_env_get(PKV_ENV_CPU);
   if (name == NULL) return PKV_OK;
-  for (size_t i = 0; i < sizeof isa_names / sizeof isa_names[0]; i++) {
-    if (strcmp(name, isa_names[i].name) == 0) {
-      *isa = isa_names[i].isa;
+  for (int i = PKV_ISA_REFERENCE; i <= PKV_ISA_NEON; i++) {
+    if (strcmp(name, pkv_isa_name((pkv_isa)i)) == 0) {
+      *isa = (pkv_isa)i;
       return PKV_OK;
     }
   }
