@@ -289,8 +289,8 @@ static double typical_us(const bench *b, double *ns, int32_t count) {
 static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
                                pkv_executor *executor, pkv_workers *workers, bench_result *results,
                                pkv_error *err) {
-  static double attend_ns[ROUTES][MAX_REPEATS], plan_ns[ROUTES][MAX_REPEATS];
-  static double null_ns[MAX_REPEATS], plain_ns[MAX_REPEATS];
+  double attend_ns[ROUTES][MAX_REPEATS], plan_ns[ROUTES][MAX_REPEATS];
+  double null_ns[MAX_REPEATS], plain_ns[MAX_REPEATS];
   const int32_t contenders = b->routes + 2, repeats = b->o->repeats;
   const int64_t bytes = bench_store_bytes(&b->store, batch);
   pkv_plan_stats stats[ROUTES];

@@ -246,7 +246,6 @@ static void print_table(const demo *d) {
 }
 
 static json_t *answers_json(const demo *d) {
-  static const char *const ends[] = {"none", "stop", "length", "cancelled", "error"};
   json_t *const list = json_array();
   for (int i = 0; i < d->count; i++) {
     const demo_answer *const a = &d->answers[i];
@@ -255,7 +254,7 @@ static json_t *answers_json(const demo *d) {
         json_pack("{s:s, s:s, s:s%, s:s, s:i, s:i, s:f}", "document", d->requests[i].document,
                   "question", d->requests[i].question, "text",
                   a->stream.text.size > 0 ? a->stream.text.data : "", a->stream.text.size, "finish",
-                  ends[a->finish], "prompt_tokens", (int)d->requests[i].prompt.count,
+                  pkv_finish_text(a->finish), "prompt_tokens", (int)d->requests[i].prompt.count,
                   "generated_tokens", (int)a->tokens, "first_token_s", a->first_s));
   }
   return list;

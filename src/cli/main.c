@@ -89,20 +89,20 @@ int pkv_cli_json(const pkv_cli *cli, json_t *value) {
   return failed != 0 ? PKV_EXIT_FAILURE : PKV_EXIT_OK;
 }
 
+static const char *const level_names[] = {"error", "warn", "info", "debug"};
+
 /* user: the highest level that is shown. */
 static void log_to_stderr(void *user, pkv_log_level level, const char *room, const char *text) {
-  static const char *const names[] = {"error", "warn", "info", "debug"};
   const pkv_log_level *const shown = user;
   if ((int)level < 0 || level > *shown) return;
-  (void)fprintf(stderr, "pkv: %s: %s: %s\n", names[level], room, text);
+  (void)fprintf(stderr, "pkv: %s: %s: %s\n", level_names[level], room, text);
 }
 
 static bool log_level_from_env(pkv_log_level *level) {
-  static const char *const names[] = {"error", "warn", "info", "debug"};
   const char *const text = pkv_env_get(PKV_ENV_LOG);
   if (text == NULL) return false;
   for (int i = 0; i < 4; i++) {
-    if (strcmp(text, names[i]) == 0) {
+    if (strcmp(text, level_names[i]) == 0) {
       *level = (pkv_log_level)i;
       return true;
     }

@@ -63,3 +63,8 @@ const char *pkv_text_stream_take(pkv_text_stream *stream, size_t *bytes) {
   stream->taken = stream->text.size;
   return *bytes > 0 ? stream->text.data + from : "";
 }
+
+const char *pkv_finish_text(pkv_finish finish) {
+  static const char *const names[] = {"none", "stop", "length", "cancelled", "error"};
+  return (int)finish >= 0 && (int)finish <= 4 ? names[finish] : "?";
+}

@@ -29,4 +29,7 @@ pkv_status pkv_text_stream_end(pkv_text_stream *stream, pkv_error *err);
 /* The text that is new since the last call; valid until the stream changes. */
 const char *pkv_text_stream_take(pkv_text_stream *stream, size_t *bytes);
 
+/* How an answer ended, as JSON output spells it: "stop", "length", ... */
+const char *pkv_finish_text(pkv_finish finish);
+
 #endif
