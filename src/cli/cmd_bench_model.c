@@ -26,7 +26,7 @@ typedef struct bench_model_options {
   int64_t seed;
 } bench_model_options;
 
-static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8", NULL};
+static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
 static const char *const activation_names[] = {"i8", "f32", NULL};
 static const char *const isas[] = {"auto", "reference", "scalar", "avx2", "avx512", "neon", NULL};
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "cli/commands.h"
+#include "cli/prompt_text.h"
 #include "cli/safe_text.h"
 #include "pkv/engine.h"
 
@@ -375,7 +376,9 @@ static int run(const pkv_cli *cli, const void *given) {
   c.failed = json_object_set_new(c.root, "file", pkv_safe_json(path, strlen(path))) != 0;
   int code = PKV_EXIT_FAILURE;
   if (pkv_model_inspect(path, &visitor, NULL, &err) != PKV_OK) {
-    code = pkv_cli_fail(cli, &err);
+    pkv_error named;
+    (void)pkv_fail_named(&named, &err, path);
+    code = pkv_cli_fail(cli, &named);
   } else if (c.failed) {
     pkv_cli_error(cli, "out of memory");
   } else {

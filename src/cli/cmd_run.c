@@ -17,7 +17,7 @@ typedef struct run_options {
   int64_t seed;
 } run_options;
 
-static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8", NULL};
+static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
 static const char *const activation_names[] = {"i8", "f32", NULL};
 
 static const pkv_option options_table[] = {
@@ -71,11 +71,6 @@ typedef struct run_state {
   bool closed; /* stdout cannot be written any more */
   int64_t loaded_ns, begin_ns, first_ns, end_ns;
 } run_state;
-
-static const char *finish_name(pkv_finish finish) {
-  static const char *const names[] = {"none", "stop", "length", "cancelled", "error"};
-  return (int)finish >= 0 && (int)finish <= 4 ? names[finish] : "?";
-}
 
 static pkv_status read_prompt(run_state *s, pkv_error *err) {
   const run_options *const o = s->options;
@@ -195,7 +190,7 @@ static int print_json(const run_state *s) {
   return pkv_cli_json(
       s->cli, json_pack("{s:s%, s:s, s:i, s:i, s:O, s:{s:f, s:f, s:f, s:f, s:f}}", "text",
                         s->stream.text.size > 0 ? s->stream.text.data : "", s->stream.text.size,
-                        "finish", finish_name(s->finish), "prompt_tokens", (int)s->tokens.count,
+                        "finish", pkv_finish_text(s->finish), "prompt_tokens", (int)s->tokens.count,
                         "generated_tokens", (int)s->count, "tokens", s->generated, "timings",
                         "load_s", seconds_between(0, s->loaded_ns), "first_token_s", first,
                         "total_s", seconds_between(s->begin_ns, s->end_ns), "prefill_tokens_per_s",

@@ -46,7 +46,7 @@ static pkv_status load(tokenize_state *s, pkv_error *err) {
   const tokenize_options *const o = s->options;
   pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
   model_options.tokenizer_only = 1;
-  PKV_TRY(pkv_model_open(&s->model, o->model, &model_options, err));
+  PKV_TRY(pkv_model_open_named(&s->model, o->model, &model_options, err));
   if (o->text != NULL)
     PKV_TRY(pkv_buffer_append(&s->text, o->text, strlen(o->text), err));
   else

@@ -5,13 +5,17 @@
 #include <stdio.h>
 #include <string.h>
 
+pkv_status pkv_fail_named(pkv_error *err, const pkv_error *plain, const char *path) {
+  const bool has_path = strstr(plain->text, path) != NULL;
+  return pkv_fail(err, plain->status, plain->where, "%s%s%s", has_path ? "" : path,
+                  has_path ? "" : ": ", plain->text);
+}
+
 pkv_status pkv_model_open_named(pkv_model **out, const char *path, const pkv_model_options *options,
                                 pkv_error *err) {
   pkv_error plain = {PKV_OK, "", ""};
   const pkv_status status = pkv_model_open(out, path, options, &plain);
-  if (status == PKV_OK) return status;
-  if (strstr(plain.text, path) != NULL) return pkv_fail(err, status, plain.where, "%s", plain.text);
-  return pkv_fail(err, status, plain.where, "%s: %s", path, plain.text);
+  return status == PKV_OK ? status : pkv_fail_named(err, &plain, path);
 }
 
 pkv_status pkv_prompt_read(pkv_buffer *text, const char *path, pkv_error *err) {

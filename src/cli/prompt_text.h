@@ -8,6 +8,9 @@
 
 #define PKV_PROMPT_BYTES ((size_t)64 << 20)
 
+/* Copies `plain` to *err with the path in front, unless it is in the text already; returns its
+ * status. */
+pkv_status pkv_fail_named(pkv_error *err, const pkv_error *plain, const char *path);
 /* pkv_model_open, with the path in every message. */
 pkv_status pkv_model_open_named(pkv_model **out, const char *path, const pkv_model_options *options,
                                 pkv_error *err);

@@ -93,7 +93,8 @@ class Frame(unittest.TestCase):
                 ("--max-tokens", "99999999999", "from 1 to"), ("--seed", "-1", "from 0"),
                 ("--temperature", "nan", "'nan'"), ("--temperature", "-1", "from 0"),
                 ("--top-p", "1.01", "from 0 to 1"), ("--top-p", "0,5", "'0,5'"),
-                ("--kv-dtype", "f15", "f32, f16, bf16, fp8"), ("--activations", "", "i8, f32")):
+                ("--kv-dtype", "f15", "f32, f16, bf16, fp8_e4m3"),
+                ("--activations", "", "i8, f32")):
             for args in ([option, value], [option + "=" + value]):
                 self.usage_error(["run", "-m", "x", "-p", "y", *args], option, text)
         self.usage_error(["run", "-p", "y"], "--model FILE is missing")
@@ -226,8 +227,9 @@ class Frame(unittest.TestCase):
                 path = os.path.join(folder, "bad.gguf")
                 with open(path, "wb") as file:
                     file.write(content)
-                for command in (["run", "-p", "x"], ["demo"]):
-                    code, out, err = pkv(*command, "-m", path)
+                for command in (["run", "-p", "x", "-m"], ["demo", "-m"],
+                                ["tokenize", "-p", "x", "-m"], ["inspect"]):
+                    code, out, err = pkv(*command, path)
                     self.assertEqual((code, out), (1, b""), content)
                     self.assertTrue(err.startswith("pkv %s: " % command[0]), err)
                     self.assertIn(path, err)

@@ -328,7 +328,8 @@ static void test_exit_codes(void **state) {
   (void)state;
   output out = run_pkv("", (const unsigned char *)"GGUF", 4);
   assert_int_equal(out.code, 1);
-  has(&out, "pkv inspect: header: version at offset 4 needs 4 bytes, file has 4");
+  has(&out, "pkv inspect: /");
+  has(&out, ": header: version at offset 4 needs 4 bytes, file has 4");
   free(out.text);
   out = run_pkv("--no-such-option", (const unsigned char *)"GGUF", 4);
   assert_int_equal(out.code, 2);
