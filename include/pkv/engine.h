@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * engine.h - libpkv_engine: a model file, its tokenizer, and an engine that generates for many
- * requests at once from
- * one paged cache. Built on pkv.h; the same rules for structs, errors and threads hold.
+ * requests at once from one paged cache. Built on pkv.h; the same rules for structs, errors and
+ * threads hold.
  */
 #ifndef PKV_ENGINE_H
 #define PKV_ENGINE_H
@@ -45,7 +45,8 @@ typedef struct pkv_model_info {
    that names the key or tensor. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_model_open(pkv_model **out, const char *path,
                                                  const pkv_model_options *options, pkv_error *err);
-PKV_API void pkv_model_close(pkv_model *model);
+PKV_API void pkv_model_close(pkv_model *model); /* NULL is allowed */
+/* Fills *out, whatever it held. */
 PKV_API void pkv_model_get_info(pkv_model_info *out, const pkv_model *model);
 /* 1: this id ends a turn (eos, or the model's end-of-turn token). */
 PKV_API int32_t pkv_model_is_end(const pkv_model *model, int32_t token);
@@ -132,15 +133,15 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_model_inspect(const char *path, const pkv_
  * Text
  * ------------------------------------------------------------------------------------------ */
 
-#define PKV_TEXT_ADD_SPECIAL 1u /* add the tokens the file says every prompt starts (ends) with */
-#define PKV_TEXT_PARSE_SPECIAL                                                                     \
-  2u /* text that spells a control token becomes that token; else it is ordinary text */
+/* Add the tokens the file says every prompt starts (ends) with. */
+#define PKV_TEXT_ADD_SPECIAL 1u
+/* Text that spells a control token becomes that token; else it is ordinary text. */
+#define PKV_TEXT_PARSE_SPECIAL 2u
 
 /*
  * Tokens of `bytes` bytes of UTF-8 (malformed bytes become byte tokens). *count is the number
- * needed; when it exceeds
- * `capacity`, nothing useful is written and E_TOO_SMALL comes back: call again. ids may be NULL
- * when capacity is 0.
+ * needed; when it exceeds `capacity`, nothing useful is written and E_TOO_SMALL comes back: call
+ * again. ids may be NULL when capacity is 0. Any thread.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_tokenize(int32_t *ids, size_t capacity, size_t *count,
                                                const pkv_model *model, const char *text,
@@ -159,9 +160,9 @@ typedef struct pkv_message {
 } pkv_message;
 
 /*
- * Renders a conversation with the model's chat format and tokenizes it; user content never
- * becomes control tokens.
- * add_generation: 1 = end with the opening of an assistant turn. Capacity as in pkv_tokenize.
+ * Renders a conversation with the model's chat format and tokenizes it; content never becomes
+ * control tokens. add_generation: 1 = end with the opening of an assistant turn. Capacity as in
+ * pkv_tokenize. E_UNSUPPORTED: the file's chat template is of no known format. Any thread.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_chat_tokenize(int32_t *ids, size_t capacity, size_t *count,
                                                     const pkv_model *model,
@@ -177,8 +178,8 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_chat_tokenize(int32_t *ids, size_t capacit
 typedef struct pkv_engine pkv_engine;
 
 typedef enum pkv_activations {
-  PKV_ACTIVATIONS_I8 =
-      0, /* fast: products of quantised weights take activations rounded to 8 bits */
+  /* Fast: products of quantised weights take activations rounded to 8 bits. */
+  PKV_ACTIVATIONS_I8 = 0,
   PKV_ACTIVATIONS_F32 = 1 /* exact: float activations throughout */
 } pkv_activations;
 
@@ -196,8 +197,8 @@ typedef struct pkv_engine_options {
   pkv_activations activations;
   pkv_policy policy; /* PKV_POLICY_FIXED with `route` by default */
   pkv_route route;   /* balanced by default */
-  int32_t
-      batch_invariant;    /* 1 (default): a request's tokens do not depend on what runs beside it */
+  /* 1 (default): a request's tokens do not depend on what runs beside it. */
+  int32_t batch_invariant;
   int32_t prefix_sharing; /* 1 (default): equal prompt prefixes of live requests share pages */
   int32_t route_stats;    /* 1: also count what each route would read (kv_bytes_route) */
   const pkv_allocator *allocator;
@@ -216,6 +217,7 @@ typedef struct pkv_engine_options {
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
                                                     const pkv_engine_options *options,
                                                     pkv_error *err);
+/* Ends what runs, without events. NULL is allowed. */
 PKV_API void pkv_engine_destroy(pkv_engine *engine);
 
 #define PKV_MAX_TOP_LOGPROBS 20
@@ -316,6 +318,7 @@ typedef struct pkv_engine_stats {
 #define PKV_ENGINE_STATS_INIT                                                                      \
   { (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0 }
 
+/* Fills a struct that was set to PKV_ENGINE_STATS_INIT. */
 PKV_API void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine);
 
 #ifdef __cplusplus

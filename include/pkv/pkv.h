@@ -86,13 +86,12 @@ typedef struct pkv_error {
                                       terminated */
 } pkv_error;
 
-/* The code's name ("E_INVALID"), or its plain text. Static strings; never NULL, whatever the value.
+/* The code's name ("E_INVALID"), or its plain text. Static strings, never NULL whatever the value.
  */
 PKV_API const char *pkv_status_name(pkv_status status);
 PKV_API const char *pkv_status_text(pkv_status status);
 
-/* "major.minor.patch" of the library that is linked, and the same as 1000000*major + 1000*minor +
- * patch. */
+/* Of the library that is linked: "major.minor.patch", and 1000000*major + 1000*minor + patch. */
 PKV_API const char *pkv_version(void);
 PKV_API int32_t pkv_version_number(void);
 
@@ -147,23 +146,23 @@ PKV_API size_t pkv_dtype_bytes(pkv_dtype dtype);     /* 4, 2, 2, 1; 0 for an unk
 typedef enum pkv_device { PKV_DEVICE_CPU = 0, PKV_DEVICE_CUDA = 1 } pkv_device;
 
 typedef enum pkv_isa {
-  PKV_ISA_AUTO =
-      0, /* the best one this machine has, or what the environment variable PKV_CPU names */
+  /* The best one this machine has, or what the environment variable PKV_CPU names. */
+  PKV_ISA_AUTO = 0,
   PKV_ISA_REFERENCE = 1, /* double precision, slow on purpose: the oracle of the tests */
   PKV_ISA_SCALAR = 2,
-  PKV_ISA_AVX2 = 3, /* AVX2 + FMA + F16C */
-  PKV_ISA_AVX512 = 4,
-  PKV_ISA_NEON = 5
+  PKV_ISA_AVX2 = 3,   /* AVX2 + FMA + F16C */
+  PKV_ISA_AVX512 = 4, /* F, BW, DQ, VL; products use VNNI where it is there */
+  PKV_ISA_NEON = 5    /* not in this version */
 } pkv_isa;
 
-PKV_API const char *pkv_isa_name(pkv_isa isa);
+PKV_API const char *pkv_isa_name(pkv_isa isa); /* "avx2"; "?" for an unknown value */
 
 typedef struct pkv_executor_options {
   uint32_t struct_size;
   pkv_device device;
-  pkv_isa isa;     /* CPU only */
-  int32_t threads; /* CPU only: workers, the caller's thread included; 0 = one a core this process
-                      may use */
+  pkv_isa isa; /* CPU only */
+  /* CPU only: workers, the caller's thread included; 0 = one a core this process may use. */
+  int32_t threads;
   const pkv_allocator *allocator;
 } pkv_executor_options;
 #define PKV_EXECUTOR_OPTIONS_INIT                                                                  \
@@ -172,8 +171,8 @@ typedef struct pkv_executor_options {
 /* Single-owner. Workers sleep between calls. Results never depend on the number of workers. */
 typedef struct pkv_executor pkv_executor;
 
-/* *out is NULL on failure. E_UNSUPPORTED: the device or the instruction set is not here (text says
- * which is). */
+/* *out is NULL on failure. E_UNSUPPORTED: the device or the instruction set is not here (the text
+ * says what is). */
 PKV_API PKV_MUST_CHECK pkv_status pkv_executor_create(pkv_executor **out,
                                                       const pkv_executor_options *options,
                                                       pkv_error *err);
@@ -187,11 +186,11 @@ PKV_API int32_t pkv_executor_threads(const pkv_executor *executor);
 
 /*
  * A view: borrowed pointers, copied by value. Element (page, token, head, i) of K is
- *   k[page*k_page_stride + token*k_token_stride + head*k_head_stride + i],   0 <= i < head_dim, in
- * 64-bit arithmetic. That covers [page, token, head, d] (NHD), [page, head, token, d] (HND), K and
- * V interleaved in one buffer, and token-major pools (page_tokens 1). Strides must be such that no
- * two elements coincide. fp8: a stored value x stands for x * scale * head_scale[head]; the scales
- * are ignored for other dtypes.
+ *   k[page*k_page_stride + token*k_token_stride + head*k_head_stride + i],   0 <= i < head_dim,
+ * in 64-bit arithmetic. That covers [page, token, head, d] (NHD), [page, head, token, d] (HND), K
+ * and V interleaved in one buffer, and token-major pools (page_tokens 1). Strides must be such that
+ * no two elements coincide. fp8: a stored value x stands for x * scale * head_scale[head]; the
+ * scales are ignored for other dtypes.
  */
 typedef struct pkv_cache {
   uint32_t struct_size;
@@ -220,8 +219,8 @@ typedef struct pkv_cache {
  * ------------------------------------------------------------------------------------------ */
 
 typedef enum pkv_layout {
-  PKV_LAYOUT_HND =
-      0, /* [page, head, token, d]: a page of one KV head is one contiguous run (default) */
+  /* [page, head, token, d]: a page of one KV head is one contiguous run (default). */
+  PKV_LAYOUT_HND = 0,
   PKV_LAYOUT_NHD = 1 /* [page, token, head, d] */
 } pkv_layout;
 
@@ -259,10 +258,11 @@ typedef struct pkv_pool_stats {
 PKV_API PKV_MUST_CHECK pkv_status pkv_pool_create(pkv_pool **out, const pkv_pool_options *options,
                                                   pkv_error *err);
 /* Borrows foreign storage: `caches` [layers] of one shape (pages, page_tokens, heads, head_dim,
- * dtype); copied. */
+ * dtype), none overlapping another. The views are copied; their memory must outlive the pool. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_pool_wrap(pkv_pool **out, const pkv_cache *caches,
                                                 int32_t layers, const pkv_allocator *allocator,
                                                 pkv_error *err);
+/* After its tables. NULL is allowed. */
 PKV_API void pkv_pool_destroy(pkv_pool *pool);
 /* The view of one layer, for pkv_append and pkv_attention_run. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_pool_cache(pkv_cache *out, const pkv_pool *pool,
@@ -271,13 +271,14 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_pool_cache(pkv_cache *out, const pkv_pool 
 /* Takes `count` free pages with reference count 1 into ids[count], all or none (E_NO_PAGES). */
 PKV_API PKV_MUST_CHECK pkv_status pkv_pool_alloc(int32_t *ids, pkv_pool *pool, int64_t count,
                                                  pkv_error *err);
-/* One more / one less owner of each page. Every id is checked before the first count changes. */
+/* One more / one less owner of each page; all or none. E_RANGE: no such page; E_STATE: a free page,
+ * or one that stands in ids more often than it has owners. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_pool_retain(pkv_pool *pool, const int32_t *ids, int64_t count,
                                                   pkv_error *err);
 PKV_API PKV_MUST_CHECK pkv_status pkv_pool_release(pkv_pool *pool, const int32_t *ids,
                                                    int64_t count, pkv_error *err);
-PKV_API int32_t pkv_pool_refcount(const pkv_pool *pool,
-                                  int32_t page); /* 0 = free; -1 = no such page */
+/* Owners of a page: 0 = free; -1 = no such page. */
+PKV_API int32_t pkv_pool_refcount(const pkv_pool *pool, int32_t page);
 PKV_API void pkv_pool_get_stats(pkv_pool_stats *out, const pkv_pool *pool);
 
 /* ------------------------------------------------------------------------------------------
@@ -285,18 +286,20 @@ PKV_API void pkv_pool_get_stats(pkv_pool_stats *out, const pkv_pool *pool);
  * ------------------------------------------------------------------------------------------ */
 
 /* Single-owner, with its pool. Rows keep references to their pages; entries past a row's last page
- * hold -1. */
+ * hold -1. Calls that fail change nothing: E_RANGE no such row or token, E_LIMIT more than
+ * max_pages, E_NO_PAGES, E_STATE a row that should be empty is not. */
 typedef struct pkv_table pkv_table;
 
+/* `rows` empty rows of up to max_pages pages. The pool must outlive the table. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_table_create(pkv_table **out, pkv_pool *pool, int32_t rows,
                                                    int32_t max_pages,
                                                    const pkv_allocator *allocator, pkv_error *err);
-PKV_API void
-pkv_table_destroy(pkv_table *table); /* releases the pages of all rows; before its pool */
+/* Releases the pages of all rows; before its pool. NULL is allowed. */
+PKV_API void pkv_table_destroy(pkv_table *table);
 /*
  * Makes room for `tokens` more tokens and adds them to the row's length. New pages are taken as
  * needed; a partly filled last page that others share is copied first (all layers), so that nobody
- * else sees the writes. All or nothing.
+ * else sees the writes.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_table_extend(pkv_table *table, int32_t row, int32_t tokens,
                                                    pkv_error *err);
@@ -347,20 +350,22 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_append(pkv_executor *executor, const pkv_a
  * ------------------------------------------------------------------------------------------ */
 
 typedef enum pkv_route {
-  PKV_ROUTE_AUTO = 0,         /* pkv_plan_build: balanced */
-  PKV_ROUTE_BUCKET_EXACT = 1, /* a decode and a merge launch for each distinct length (baseline) */
-  PKV_ROUTE_BUCKET_PADDED =
-      2, /* a decode and a merge launch for each length bucket, rows padded to it (baseline) */
-  PKV_ROUTE_SPLIT = 3, /* one bucket, S splits with each row's own bounds, separate merge */
-  PKV_ROUTE_WORKQUEUE =
-      4, /* one list of the non-empty row x split x KV head tasks, separate merge */
-  PKV_ROUTE_BALANCED =
-      5, /* equal-cost cuts of the (row, KV head, tile) line, merged in the same launch */
+  PKV_ROUTE_AUTO = 0, /* pkv_plan_build: balanced */
+  /* A decode and a merge launch for each distinct length (baseline). */
+  PKV_ROUTE_BUCKET_EXACT = 1,
+  /* A decode and a merge launch for each length bucket, rows padded to it (baseline). */
+  PKV_ROUTE_BUCKET_PADDED = 2,
+  /* One bucket, S splits with each row's own bounds, separate merge. */
+  PKV_ROUTE_SPLIT = 3,
+  /* One list of the non-empty row x split x KV head tasks, separate merge. */
+  PKV_ROUTE_WORKQUEUE = 4,
+  /* Equal-cost cuts of the (row, KV head, tile) line, merged in the same launch. */
+  PKV_ROUTE_BALANCED = 5,
   PKV_ROUTE_SHARED = 6,    /* balanced over a tree of shared prefixes: not in this version */
   PKV_ROUTE_FLASHINFER = 7 /* FlashInfer's kernels where installed: not in this version */
 } pkv_route;
 
-PKV_API const char *pkv_route_name(pkv_route route);
+PKV_API const char *pkv_route_name(pkv_route route); /* "balanced"; "?" for an unknown value */
 
 /* What all layers of one class have in common. */
 typedef struct pkv_shape {
@@ -369,8 +374,9 @@ typedef struct pkv_shape {
   int32_t kv_heads;
   int32_t head_dim; /* a multiple of 8, 8 .. 256 */
   int32_t page_tokens;
-  int32_t q_len;  /* query tokens a row, >= 1; token t sits at position seq_len - q_len + t and sees
-                     no later key */
+  /* Query tokens a row, >= 1; token t sits at position seq_len - q_len + t and sees no later
+     key. */
+  int32_t q_len;
   int32_t window; /* keys a query sees, its own included; 0 = all */
 } pkv_shape;
 #define PKV_SHAPE_INIT                                                                             \
@@ -387,9 +393,9 @@ typedef struct pkv_plan_options {
   uint32_t struct_size;
   pkv_route route;
   uint32_t flags;
-  int32_t parts;  /* balanced: how many equal-cost parts; 0 = 16 */
-  int32_t splits; /* split, bucket_*: S; workqueue: 0 = the seed's rule for each row, else fixed. 0
-                     = 16 elsewhere */
+  int32_t parts; /* balanced: how many equal-cost parts; 0 = 16 */
+  /* split, bucket_*: S, 0 = 16. workqueue: S for each row, 0 = the seed's rule. */
+  int32_t splits;
   int32_t bucket_tokens; /* bucket_padded: lengths are rounded up to a multiple of this; 0 = 4096 */
   int32_t chunk_tokens;  /* batch-invariant: absolute chunk, a multiple of 64; 0 = 512 */
   uint32_t tile_cost;    /* balanced: integer cost of one 64-token tile ...; 0 = 8 */
@@ -420,8 +426,7 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_plan_build(const pkv_plan **out, void *mem
                                                  const pkv_plan_options *options, int32_t rows,
                                                  const int32_t *seq_len, pkv_error *err);
 
-/* Counters of one step with this plan, for one layer. KV bytes are those of a cache of `kv_dtype`.
- */
+/* Counters of one step with a plan, for one layer. KV bytes are those of a cache of `kv_dtype`. */
 typedef struct pkv_plan_stats {
   uint32_t struct_size;
   pkv_route route;
@@ -431,8 +436,7 @@ typedef struct pkv_plan_stats {
   int64_t partial_states;    /* (row, query head, query token) states written to the workspace */
   int64_t merge_state_bytes; /* partial_states * (head_dim + 2) * 4 */
   int64_t useful_kv_bytes;   /* K and V bytes of tokens that some query may see */
-  int64_t padded_kv_bytes;   /* K and V bytes read beyond them: tile and bucket padding, shared by
-                                nobody */
+  int64_t padded_kv_bytes;   /* K and V bytes beyond them in whole tiles and buckets */
   int64_t max_part_cost, total_cost;  /* balanced: the largest part against the whole */
   size_t plan_bytes, workspace_bytes; /* what this plan really uses */
 } pkv_plan_stats;
@@ -447,13 +451,12 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_plan_get_stats(pkv_plan_stats *out, const 
  * ------------------------------------------------------------------------------------------ */
 
 typedef enum pkv_policy {
-  PKV_POLICY_FIXED = 0,  /* the route the caller names */
-  PKV_POLICY_STATIC = 1, /* the seed's first thresholds */
-  PKV_POLICY_ROOFLINE =
-      2 /* the seed's second rule: smallest roofline estimate above its thresholds */
+  PKV_POLICY_FIXED = 0,   /* the route the caller names */
+  PKV_POLICY_STATIC = 1,  /* the seed's first thresholds */
+  PKV_POLICY_ROOFLINE = 2 /* its second rule: smallest roofline estimate above its thresholds */
 } pkv_policy;
 
-PKV_API const char *pkv_policy_name(pkv_policy policy);
+PKV_API const char *pkv_policy_name(pkv_policy policy); /* "roofline"; "?" for an unknown value */
 
 /* What the policy knows of a device. Zero fields take the seed's constants (RTX 3060). */
 typedef struct pkv_profile {
@@ -499,8 +502,8 @@ typedef struct pkv_attention_args {
   uint32_t struct_size;
   const pkv_plan *plan;
   const pkv_cache *cache;
-  const int32_t
-      *block_table; /* [rows, max_pages]; entries past ceil(seq_len / page_tokens) are never read */
+  /* [rows, max_pages] page ids; entries past ceil(seq_len / page_tokens) are never read. */
+  const int32_t *block_table;
   int64_t block_table_stride; /* entries between rows; 0 = max_pages */
   int32_t max_pages;
   pkv_dtype q_dtype;                     /* f32, f16 or bf16 */
@@ -509,15 +512,15 @@ typedef struct pkv_attention_args {
   pkv_dtype out_dtype;                   /* f32, f16 or bf16 */
   void *out;                             /* like q */
   int64_t out_token_stride, out_head_stride;
-  float
-      *lse; /* [rows * q_len, query_heads] or NULL: log of the softmax denominator, sink included */
+  /* [rows * q_len, query_heads] or NULL: log of the softmax denominator, sink included. */
+  float *lse;
   int64_t lse_token_stride; /* 0 = query_heads */
   int32_t lse_base2;        /* 0: natural logarithm (default); 1: base 2, as FlashInfer */
   float scale;              /* 0 = 1 / sqrt(head_dim) */
   float soft_cap;           /* c > 0: logit = c * tanh(logit / c); 0 = none */
-  const float
-      *sinks; /* [query_heads] or NULL: one more logit in the denominator, without a value */
-  void *workspace;
+  /* [query_heads] or NULL: one more logit in the denominator, without a value. */
+  const float *sinks;
+  void *workspace; /* aligned to 64 bytes, at least what pkv_plan_size said */
   size_t workspace_bytes;
 } pkv_attention_args;
 #define PKV_ATTENTION_ARGS_INIT                                                                    \
@@ -532,17 +535,20 @@ typedef struct pkv_attention_args {
  * Allocates nothing. Single call at a time for one executor and one workspace.
  * A query without keys (a row of length 0, or q_len > seq_len) gives zeros and lse -inf, sinks or
  * not. With a window, table entries of pages that no query sees are not read. What no row owns
- * (other pages, page tails, the workspace's content) may hold anything, NaN included. Source:
- * FlashAttention's online softmax; split merge by log-sum-exp.
+ * (other pages, page tails, the workspace's content) may hold anything, NaN included.
+ * Source: FlashAttention's online softmax; split merge by log-sum-exp.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_attention_run(pkv_executor *executor,
                                                     const pkv_attention_args *args, pkv_error *err);
 
 /*
- * Merges attention over disjoint key sets, exactly: out = sum_s w_s o_s with w_s = exp(lse_s -
- * lse). o   [states, tokens, heads, head_dim] float, each normalised;   lse [states, tokens, heads]
- * float, natural log out [tokens, heads, head_dim];   lse_out [tokens, heads] or NULL. Folded in
- * the order of `states`. A state with lse -inf is neutral; its o is not read (it may hold NaN).
+ * Merges attention over disjoint key sets: out = sum_s exp(lse_s - lse_out) o_s.
+ *   o        [states, tokens, heads, head_dim], each normalised
+ *   lse      [states, tokens, heads], natural logarithm
+ *   out      [tokens, heads, head_dim]
+ *   lse_out  [tokens, heads] or NULL
+ * Folded in the order of `states`. A state with lse -inf is neutral, its o is not read (it may hold
+ * NaN); where all are, out is 0 and lse_out -inf. Host memory, allocates nothing, any thread.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_merge_states(float *out, float *lse_out, const float *o,
                                                    const float *lse, int32_t states, int64_t tokens,
