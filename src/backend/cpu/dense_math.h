@@ -35,7 +35,8 @@ static inline float pkv_rms_scale(double sum, int64_t n, float eps) {
 /*
  * exp(x) for x limited to +-PKV_EXP_LIMIT; NaN stays NaN. x = n ln 2 + r with |r| <= ln 2 / 2, ln 2
  * in two parts so that n * high is exact; e^r by its series to r^7 (the next term is below 6e-9);
- * 2^n through the exponent. Largest relative error measured over all floats of the range: 1.2e-7.
+ * 2^n through the exponent. Largest relative error measured, every seventh float of
+ * either sign from 3e-8 to the limit: 7.8e-8.
  */
 #define PKV_EXP_LIMIT 87.0f
 #define PKV_LOG2_E    1.44269504088896341f
