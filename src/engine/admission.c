@@ -137,9 +137,10 @@ static pkv_status start(pkv_engine *e, int32_t slot, const prefix_match *match, 
   return PKV_OK;
 }
 
-pkv_status pkv_engine_admit(pkv_engine *engine, pkv_error *err) {
+pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err) {
   int32_t at = 0;
-  while (at < engine->waiting_count && engine->free_row_count > 0) {
+  while (at < engine->waiting_count && engine->free_row_count > 0 &&
+         (size_t)engine->running_count < most) {
     const int32_t slot = engine->waiting[at];
     const pkv_seq *const s = &engine->seqs[slot];
     const prefix_match match = find_prefix(engine, s);

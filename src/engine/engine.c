@@ -40,6 +40,8 @@ static pkv_status check_options(const pkv_engine_options *o, pkv_error *err) {
             LARGEST_CHUNK);
   PKV_CHECK(err, o->activations == PKV_ACTIVATIONS_I8 || o->activations == PKV_ACTIVATIONS_F32,
             PKV_E_INVALID, "options->activations is %d", (int)o->activations);
+  PKV_CHECK(err, o->policy >= PKV_POLICY_FIXED && o->policy <= PKV_POLICY_ROOFLINE, PKV_E_INVALID,
+            "options->policy is %d, known are 0 to %d", (int)o->policy, (int)PKV_POLICY_ROOFLINE);
   PKV_CHECK(err, !o->batch_invariant || o->policy == PKV_POLICY_FIXED, PKV_E_INVALID,
             "options->policy %s may take routes that are not batch-invariant: set batch_invariant "
             "to 0",

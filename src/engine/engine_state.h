@@ -129,8 +129,8 @@ static inline bool pkv_seq_decodes(const pkv_seq *s) {
 /* Puts a slot into the queue at its id's place. */
 void pkv_engine_enqueue(pkv_engine *engine, int32_t slot);
 void pkv_engine_dequeue(pkv_engine *engine, int32_t slot);
-/* Moves waiting requests into the batch as rows and pages allow. */
-pkv_status pkv_engine_admit(pkv_engine *engine, pkv_error *err);
+/* Moves waiting requests into the batch as rows and pages allow, until `most` run. */
+pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err);
 /* Gives a running request's row and pages back; the request is then in neither list. */
 pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err);
 /* Sets `planned` of each running request and takes its pages, preempting the youngest if need

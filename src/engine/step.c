@@ -220,7 +220,8 @@ pkv_status pkv_engine_step(pkv_event *events, size_t capacity, size_t *count, pk
 
   pkv_event_sink sink = {events, capacity, 0};
   pkv_status status = cancel_running(engine, &sink, err);
-  if (status == PKV_OK) status = pkv_engine_admit(engine, err);
+  /* A cancellation has used up the event of its row: who takes the row over may need one more. */
+  if (status == PKV_OK) status = pkv_engine_admit(engine, capacity - echo - sink.count, err);
   if (status == PKV_OK) status = compute(engine, &sink, err);
   if (status == PKV_OK) status = cancel_waiting(engine, &sink, err);
   if (status == PKV_OK) status = check_idle(engine, err);

@@ -22,8 +22,10 @@ struct pkv_forward {
   pkv_forward_options options;
   void *block;
   size_t block_bytes;
-  int32_t chunk;        /* rows of the chunk buffers */
-  float *cos_sin;       /* [max_positions, rope_dim / 2, 2] */
+  int32_t chunk;     /* rows of the chunk buffers */
+  double *frequency; /* [rope_dim / 2] radians a position */
+  float *cos_sin;    /* [max_positions, rope_dim / 2, 2], the first `angles` positions filled */
+  int32_t angles;
   float *x;             /* [max_tokens, width] the residual stream */
   float *q;             /* [max_tokens, query_heads * head_dim] */
   float *attended;      /* like q */
@@ -77,6 +79,7 @@ static void take_parts(pkv_forward *f, layout *l) {
   const widths w = widths_of(f->model);
   const size_t tokens = (size_t)f->options.max_tokens, logits = (size_t)f->options.max_logits;
   const size_t chunk = (size_t)f->chunk, row = sizeof(float);
+  f->frequency = take(l, (size_t)f->model->hp.rope_dim / 2, sizeof(double));
   f->cos_sin = take(l, (size_t)f->options.max_positions, (size_t)f->model->hp.rope_dim * row);
   f->x = take(l, tokens, (size_t)w.width * row);
   f->q = take(l, tokens, (size_t)w.q * row);
@@ -108,18 +111,30 @@ static pkv_status take_buffers(pkv_forward *f, pkv_error *err) {
   return PKV_OK;
 }
 
-/* Angles in double: at position 8,000 a float angle would be off by 2.4e-4. */
-static void fill_cos_sin(pkv_forward *f) {
+static void fill_frequencies(pkv_forward *f) {
   const pkv_model *m = f->model;
-  const int32_t half = m->hp.rope_dim / 2;
-  for (int32_t j = 0; j < half; j++) {
-    double frequency = pow((double)m->hp.rope_base, -2.0 * j / m->hp.rope_dim);
-    frequency /= (double)m->rope_factor;
-    if (m->rope_freqs) frequency /= (double)m->rope_freqs[j];
-    for (int64_t p = 0; p < f->options.max_positions; p++) {
-      float *to = f->cos_sin + (p * half + j) * 2;
-      to[0] = (float)cos((double)p * frequency);
-      to[1] = (float)sin((double)p * frequency);
+  for (int32_t j = 0; j < m->hp.rope_dim / 2; j++) {
+    f->frequency[j] = pow((double)m->hp.rope_base, -2.0 * j / m->hp.rope_dim);
+    f->frequency[j] /= (double)m->rope_factor;
+    if (m->rope_freqs) f->frequency[j] /= (double)m->rope_freqs[j];
+  }
+}
+
+/*
+ * The table grows with the positions that occur: a file that names a context of millions costs
+ * address space, not memory and minutes. Angles in double: at position 8,000 a float angle would
+ * be off by 2.4e-4.
+ */
+static void grow_cos_sin(pkv_forward *f, const pkv_forward_batch *b) {
+  const int32_t half = f->model->hp.rope_dim / 2;
+  int32_t last = -1;
+  for (int32_t i = 0; i < b->tokens; i++)
+    last = b->positions[i] > last ? b->positions[i] : last;
+  for (; f->angles <= last; f->angles++) {
+    float *to = f->cos_sin + (int64_t)f->angles * half * 2;
+    for (int32_t j = 0; j < half; j++) {
+      to[2 * j] = (float)cos((double)f->angles * f->frequency[j]);
+      to[2 * j + 1] = (float)sin((double)f->angles * f->frequency[j]);
     }
   }
 }
@@ -150,7 +165,7 @@ pkv_status pkv_forward_create(pkv_forward **out, const pkv_model *model, pkv_exe
     pkv_forward_destroy(f);
     return status;
   }
-  fill_cos_sin(f);
+  fill_frequencies(f);
   *out = f;
   return PKV_OK;
 }
@@ -352,6 +367,7 @@ pkv_status pkv_forward_run(pkv_forward *f, const pkv_cache *caches, const pkv_fo
                            pkv_error *err) {
   PKV_TRY(check_batch(f, caches, batch, err));
   const pkv_model *m = f->model;
+  grow_cos_sin(f, batch);
   /* One fstat a pass: a model file cut short is an error, not a SIGBUS (but for a race). */
   PKV_TRY(pkv_gguf_check_unchanged(m->gguf, err));
   PKV_TRY(f->executor->ops->embed(f->executor, f->x, m->hp.width, &m->embed, batch->ids,

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -61,6 +62,10 @@ static void test_bad_options(void **state) {
   o = small_engine();
   o.policy = PKV_POLICY_ROOFLINE;
   expect(pkv_engine_create(&engine, tiny.model, &o, &err), &err, PKV_E_INVALID, "batch_invariant");
+  o = small_engine();
+  o.policy = (pkv_policy)7;
+  o.batch_invariant = 0;
+  expect(pkv_engine_create(&engine, tiny.model, &o, &err), &err, PKV_E_INVALID, "policy is 7");
   o = small_engine();
   o.route = PKV_ROUTE_SPLIT; /* cannot promise batch invariance */
   assert_int_not_equal(pkv_engine_create(&engine, tiny.model, &o, &err), PKV_OK);
@@ -186,6 +191,45 @@ static void test_context_limit(void **state) {
   drive_submit(engine, &r, &answers[0]);
   (void)drive_all(engine, 100);
   assert_int_equal(answers[0].count, 1);
+  drive_finish(engine);
+  tiny_model_close(&tiny);
+}
+
+static int64_t peak_bytes(void) {
+  struct rusage usage;
+  assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
+  return (int64_t)usage.ru_maxrss * 1024;
+}
+
+/* A file may name a context of millions: that costs address space, not memory or time. */
+static void test_huge_context(void **state) {
+  (void)state;
+  tiny_model_options options = TINY_MODEL_INIT;
+  tiny_model tiny;
+  options.layers = 1;
+  options.head_dim = 256;
+  options.context = 1 << 22;
+  tiny_model_open(&tiny, &options);
+  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
+  o.threads = 1;
+  o.max_rows = 1;
+  const int64_t before = peak_bytes();
+  pkv_engine *const engine = drive_engine(tiny.model, &o);
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  assert_int_equal(stats.max_seq_len, 1 << 22);
+  int32_t prompt[100];
+  drive_prompt(prompt, 100, 320, 5);
+  pkv_request r = PKV_REQUEST_INIT;
+  r.prompt = prompt;
+  r.prompt_tokens = 100;
+  drive_submit(engine, &r, &answers[0]);
+  (void)drive_all(engine, 100);
+  assert_int_equal(answers[0].count, 16);
+  const int64_t grown = peak_bytes() - before;
+  if (grown >= INT64_C(256) << 20)
+    print_error("%lld bytes of memory for a request of 116 tokens\n", (long long)grown);
+  assert_true(grown < INT64_C(256) << 20);
   drive_finish(engine);
   tiny_model_close(&tiny);
 }
@@ -335,6 +379,47 @@ static void test_cancel_at_any_step(void **state) {
   tiny_model_close(&tiny);
 }
 
+/*
+ * A cancelled request and the one that takes its row over both have an event; a step writes no more
+ * events than it was given room for.
+ */
+static void test_cancel_fits_the_events(void **state) {
+  (void)state;
+  tiny_model tiny = open_tiny();
+  for (int echo = 0; echo < 2; echo++) {
+    pkv_engine_options o = small_engine();
+    pkv_engine *const engine = drive_engine(tiny.model, &o);
+    const size_t capacity = (size_t)o.max_rows + (echo ? (size_t)o.prefill_chunk : 0);
+    pkv_event events[4 + 64 + 1];
+    int32_t prompt[16];
+    int64_t ids[12];
+    int32_t ends = 0;
+    pkv_error err = {PKV_OK, "", ""};
+    drive_prompt(prompt, 16, 320, 12);
+    pkv_request r = PKV_REQUEST_INIT;
+    r.prompt = prompt;
+    r.prompt_tokens = 16;
+    r.echo = echo;
+    for (int i = 0; i < 12; i++)
+      drive_ok(pkv_engine_submit(&ids[i], engine, &r, &err), &err, "submit");
+    for (int i = 0; i < 200 && pkv_engine_pending(engine) > 0; i++) {
+      size_t count = 0;
+      memset(events, 0, sizeof events);
+      drive_ok(pkv_engine_step(events, capacity, &count, engine, &err), &err, "step");
+      if (count > capacity || events[capacity].request != 0)
+        print_error("%zu events in room for %zu\n", count, capacity);
+      assert_true(count <= capacity && events[capacity].request == 0);
+      for (size_t j = 0; j < count; j++)
+        ends += events[j].finish != PKV_FINISH_NONE;
+      for (int j = 0; i == 0 && j < 4; j++)
+        pkv_engine_cancel(engine, ids[j]);
+    }
+    assert_int_equal(ends, 12);
+    drive_finish(engine);
+  }
+  tiny_model_close(&tiny);
+}
+
 /* More cancelled waiting requests than events fit in a step. */
 static void test_cancel_many(void **state) {
   (void)state;
@@ -471,10 +556,12 @@ int main(void) {
       cmocka_unit_test(test_bad_requests),
       cmocka_unit_test(test_queue_limit),
       cmocka_unit_test(test_context_limit),
+      cmocka_unit_test(test_huge_context),
       cmocka_unit_test(test_short_requests),
       cmocka_unit_test(test_first_token_ends),
       cmocka_unit_test(test_echo_and_scoring),
       cmocka_unit_test(test_cancel_at_any_step),
+      cmocka_unit_test(test_cancel_fits_the_events),
       cmocka_unit_test(test_cancel_many),
       cmocka_unit_test(test_logits_that_are_not_finite),
       cmocka_unit_test(test_padding_of_the_vocabulary),
