@@ -151,6 +151,13 @@ static pkv_status check_rest(pkv_attention_params *p, const pkv_attention_args *
   PKV_CHECK(err, args->lse == NULL || p->lse_token_stride >= plan->query_heads, PKV_E_INVALID,
             "args->lse_token_stride is %lld, less than the %d query heads",
             (long long)args->lse_token_stride, plan->query_heads);
+  int64_t last;
+  PKV_CHECK(
+      err,
+      !__builtin_mul_overflow((int64_t)plan->rows * plan->q_len, p->lse_token_stride, &last) &&
+          last <= INT64_MAX / 8,
+      PKV_E_INVALID, "args->lse_token_stride %lld times %lld tokens overflows",
+      (long long)args->lse_token_stride, (long long)plan->rows * plan->q_len);
   PKV_CHECK(err, (uintptr_t)args->lse % sizeof(float) == 0, PKV_E_INVALID,
             "args->lse is %p, not aligned to 4 bytes", (void *)args->lse);
   const size_t need = (size_t)plan->workspace_bytes;

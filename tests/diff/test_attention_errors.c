@@ -146,6 +146,8 @@ static void test_strides(void **state) {
   BAD((a.q_token_stride = 0, a.q_head_stride = INT64_MAX / 2), PKV_E_INVALID, "q_head_stride",
       "overflows");
   BAD(a.lse_token_stride = 3, PKV_E_INVALID, "lse_token_stride is 3", "4 query heads");
+  BAD(a.lse_token_stride = INT64_MAX / 2, PKV_E_INVALID, "lse_token_stride 4611686018427387903",
+      "overflows");
 }
 
 /* Tokens inside heads is a layout too: [heads, tokens, head_dim]. */

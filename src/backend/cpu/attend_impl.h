@@ -70,21 +70,34 @@ INLINE int64_t element_bytes(const pkv_dtype dtype) {
 }
 
 /*
- * 2^x for x <= 0 (or NaN): n = round(x), and a polynomial in x - n on [-0.5, 0.5], minimax for the
- * relative error (2e-9 before rounding; 1 ulp after, 2 without fused multiply-add). 0 below -126.5.
+ * 2^x for x <= 0 (or NaN) is 2^n (1 + y f) with n = round(x), f = x - n in [-0.5, 0.5] and y a
+ * polynomial in f, minimax for the relative error (2e-9 before rounding; 1 ulp after, 2 without
+ * fused multiply-add). Returns y; *power is 2^n, 0 below -126.5.
  */
-INLINE vf exp2_nonpositive(vf x) {
+INLINE vf exp2_parts(vf x, vf *f, vf *power) {
   x = vf_max(vf_set1(-127.0f), x);
   const vf n = vf_round(x);
-  const vf f = vf_add(x, vf_mul(n, vf_set1(-1.0f)));
+  *f = vf_add(x, vf_mul(n, vf_set1(-1.0f)));
+  *power = vf_pow2(n);
   vf y = vf_set1(0x1.41fbbcp-13f);
-  y = vf_fma(y, f, vf_set1(0x1.5f3e52p-10f));
-  y = vf_fma(y, f, vf_set1(0x1.3b2d4cp-7f));
-  y = vf_fma(y, f, vf_set1(0x1.c6aee8p-5f));
-  y = vf_fma(y, f, vf_set1(0x1.ebfbdcp-3f));
-  y = vf_fma(y, f, vf_set1(0x1.62e430p-1f));
-  y = vf_fma(y, f, vf_set1(1.0f));
-  return vf_mul(y, vf_pow2(n));
+  y = vf_fma(y, *f, vf_set1(0x1.5f3e52p-10f));
+  y = vf_fma(y, *f, vf_set1(0x1.3b2d4cp-7f));
+  y = vf_fma(y, *f, vf_set1(0x1.c6aee8p-5f));
+  y = vf_fma(y, *f, vf_set1(0x1.ebfbdcp-3f));
+  return vf_fma(y, *f, vf_set1(0x1.62e430p-1f));
+}
+
+INLINE vf exp2_nonpositive(vf x) {
+  vf f, power;
+  const vf y = exp2_parts(x, &f, &power);
+  return vf_mul(vf_fma(y, f, vf_set1(1.0f)), power);
+}
+
+/* 2^x - 1, exact to a few ulp also next to 0. */
+INLINE vf exp2_minus_one(vf x) {
+  vf f, power;
+  const vf y = exp2_parts(x, &f, &power);
+  return vf_fma(vf_mul(y, f), power, vf_add(power, vf_set1(-1.0f)));
 }
 
 static float exp2_one(float x) {
@@ -301,15 +314,27 @@ static void widen_tile(attend_scratch *s, const token_ptr *src, int32_t lo, int3
 
 /* ---------------------------------------------------------------------------------- softmax */
 
-/* soft cap: scores arrive times 2 log2(e) / cap and leave as cap * log2(e) * tanh. */
+/*
+ * Soft cap c: a score s in base 2 becomes c log2(e) tanh(s / (c log2(e))). With e = exp(-2 x),
+ * tanh(x) = (1 - e) / (1 + e), and 1 - e is computed as a whole: a large cap changes small scores
+ * by nothing. Caps beyond the normal range of 2 / c or of c log2(e) act as the nearest one within.
+ */
 static void cap_scores(float *scores, int32_t lo, int32_t hi, float cap) {
-  const vf one = vf_set1(1.0f), minus = vf_set1(-1.0f), top = vf_set1(cap * (float)LOG2_E);
+  const float c = cap < 0x1p126f ? cap : 0x1p126f;
+  const vf two = vf_set1(2.0f), minus = vf_set1(-1.0f), top = vf_set1(c * (float)LOG2_E);
+  const vf by = vf_set1(c > 0x1p-126f ? 2.0f / c : 0x1p127f);
   for (int32_t j = lo; j < hi; j += VL) {
-    const vf x = vf_load(scores + j);
-    const vf e = exp2_nonpositive(vf_mul(vf_abs(x), minus));
-    const vf tanh = vf_div(vf_fma(e, minus, one), vf_add(one, e));
+    const vf x = vf_mul(vf_load(scores + j), by);
+    const vf e = exp2_minus_one(vf_mul(vf_abs(x), minus));
+    const vf tanh = vf_div(vf_mul(e, minus), vf_add(two, e));
     vf_store(scores + j, vf_mul(vf_copysign(tanh, x), top));
   }
+}
+
+static int holds_nan(const float *scores, int32_t lo, int32_t hi) {
+  for (int32_t j = lo; j < hi; j++)
+    if (isnan(scores[j])) return 1;
+  return 0;
 }
 
 /*
@@ -328,7 +353,10 @@ static int softmax_row(attend_scratch *s, int32_t r, int32_t lo, int32_t hi, int
   vf top = vf_set1(-INFINITY);
   for (int32_t j = from; j < to; j += VL)
     top = vf_max(top, vf_load(scores + j));
-  const float tile_m = vf_top(top), old_m = s->m[r];
+  float tile_m = vf_top(top);
+  const float old_m = s->m[r];
+  /* A maximum may lose NaN, whose row must not pass for one that saw nothing. */
+  if (tile_m == -INFINITY && holds_nan(scores, lo, hi)) tile_m = NAN;
   if (tile_m == -INFINITY) return 0;
   const float m = old_m > tile_m ? old_m : tile_m;
   vf sum = vf_zero();
@@ -522,8 +550,7 @@ static void attend_begin(void *scratch, const pkv_cpu_block *b) {
   attend_scratch *s = scratch;
   const pkv_attention_params *p = b->p;
   const int32_t d = p->cache.head_dim, stride = row_stride(d);
-  float factor = p->scale * pkv_cpu_k_scale(b);
-  factor *= p->soft_cap > 0.0f ? 2.0f * (float)LOG2_E / p->soft_cap : (float)LOG2_E;
+  float factor = p->scale * pkv_cpu_k_scale(b) * (float)LOG2_E;
   if (p->cache.dtype == PKV_DTYPE_FP8_E4M3) factor *= VF_FP8_FACTOR;
   const vf scale = vf_set1(factor);
   const int64_t bytes = (int64_t)pkv_dtype_bytes(p->q_dtype);
