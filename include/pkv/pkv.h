@@ -374,8 +374,8 @@ typedef struct pkv_shape {
   int32_t kv_heads;
   int32_t head_dim; /* a multiple of 8, 8 .. 256 */
   int32_t page_tokens;
-  /* Query tokens a row, >= 1; token t sits at position seq_len - q_len + t and sees no later
-     key. */
+  /* Query tokens a row, 1 .. 2^20; token t sits at position seq_len - q_len + t and sees no
+     later key. */
   int32_t q_len;
   int32_t window; /* keys a query sees, its own included; 0 = all */
 } pkv_shape;

@@ -5,6 +5,8 @@
  */
 #include "plan/plan_setup.h"
 
+#include "policy/shape.h"
+
 #define FAULT(err, condition, ...) PKV_CHECK(err, condition, PKV_E_FORMAT, __VA_ARGS__)
 
 /* An array of count * size bytes at an aligned offset between the header and the end. */
@@ -30,7 +32,9 @@ static pkv_status check_shape(const struct pkv_plan *plan, pkv_error *err) {
         plan->head_dim);
   FAULT(err, plan->page_tokens >= 1 && plan->page_tokens <= 1024, "page_tokens %d",
         plan->page_tokens);
-  FAULT(err, plan->rows >= 0 && plan->q_len >= 1 && plan->window >= 0,
+  FAULT(err,
+        plan->rows >= 0 && plan->q_len >= 1 && plan->q_len <= PKV_SHAPE_MAX_Q_LEN &&
+            plan->window >= 0,
         "rows %d, q_len %d, window %d", plan->rows, plan->q_len, plan->window);
   FAULT(err, plan->slots >= 0 && plan->merges >= 0 && plan->items >= 0 && plan->launches >= 0,
         "slots %d, merges %d, items %d, launches %d", plan->slots, plan->merges, plan->items,

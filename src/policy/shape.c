@@ -18,6 +18,8 @@ pkv_status pkv_shape_check(const pkv_shape *shape, pkv_error *err) {
             "shape->page_tokens is %d, possible: 1 to 1024", shape->page_tokens);
   PKV_CHECK(err, shape->q_len >= 1, PKV_E_INVALID, "shape->q_len is %d, at least 1 is needed",
             shape->q_len);
+  PKV_CHECK(err, shape->q_len <= PKV_SHAPE_MAX_Q_LEN, PKV_E_UNSUPPORTED,
+            "shape->q_len is %d, at most %d", shape->q_len, PKV_SHAPE_MAX_Q_LEN);
   PKV_CHECK(err, shape->window >= 0, PKV_E_INVALID, "shape->window is %d, negative", shape->window);
   return PKV_OK;
 }

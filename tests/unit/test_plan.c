@@ -426,8 +426,10 @@ static void test_bad_shapes(void **state) {
       {PKV_E_UNSUPPORTED, "page_tokens is 0", 4, 2, 64, 0, 1, 0},
       {PKV_E_UNSUPPORTED, "page_tokens is 1025", 4, 2, 64, 1025, 1, 0},
       {PKV_E_INVALID, "q_len is 0", 4, 2, 64, 16, 0, 0},
+      {PKV_E_UNSUPPORTED, "q_len is 1048577", 4, 2, 64, 16, 1048577, 0},
+      {PKV_E_UNSUPPORTED, "q_len is 2147483647", 4, 2, 64, 16, INT32_MAX, 0},
       {PKV_E_INVALID, "window is -1", 4, 2, 64, 16, 1, -1},
-      {PKV_E_RANGE, "too large", 4, 1, 256, 16, INT32_MAX, 0},
+      {PKV_E_RANGE, "workspace is too large", 32, 1, 256, 16, 1 << 20, 0},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     bad b = {cases[i].status, cases[i].text, PKV_SHAPE_INIT, PKV_PLAN_OPTIONS_INIT};
@@ -437,10 +439,9 @@ static void test_bad_shapes(void **state) {
     b.shape.page_tokens = cases[i].page_tokens;
     b.shape.q_len = cases[i].q_len;
     b.shape.window = cases[i].window;
-    if (b.status == PKV_E_RANGE) { /* 131070 slots of 32 * 2^31 states do not fit 64 bits */
-      b.options.parts = PKV_PLAN_MAX_PARTS;
-      b.shape.kv_heads = 1 << 24;
-      b.shape.query_heads = 1 << 29;
+    if (b.status == PKV_E_RANGE) { /* 2 * 10^9 slots of 2^25 states do not fit 64 bits */
+      b.options.route = PKV_ROUTE_SPLIT;
+      b.options.splits = 500000000;
     }
     expect_refused(&b);
   }
