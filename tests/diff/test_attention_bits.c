@@ -163,6 +163,55 @@ static void test_alone_and_among_others(void **state) {
   }
 }
 
+/* The first n of 64 random rows, for every n: each row's bits are those it has alone. */
+static void test_any_number_of_neighbours(void **state) {
+  (void)state;
+  pkv_rng rng;
+  pkv_rng_init(&rng, 607);
+  int32_t lens[64];
+  for (int i = 0; i < 64; i++)
+    lens[i] = (int32_t)pkv_rng_range(&rng, 0, i % 16 == 3 ? 700 : 150);
+  attn_spec s = attn_spec_default();
+  s.rows = 64;
+  s.seq_len = lens;
+  s.kv_heads = 1;
+  s.group = 3;
+  s.head_dim = 24;
+  attn_case c;
+  attn_case_init(&c, &s);
+  unsigned char *want = malloc(c.out_bytes);
+  const size_t row_bytes = c.out_bytes / 64;
+  for (size_t i = 0; i < COUNT(isas); i++) {
+    pkv_executor *executor = attn_executor(isas[i], 2);
+    if (executor == NULL) continue;
+    for (int32_t r = 0; r < 64; r++) {
+      const pkv_plan_options options = invariant_options(1 + r % 5, 64);
+      attn_case one = alone(&c, r, &c.spec.seq_len[r]);
+      attn_plan p;
+      attn_plan_init(&p, &one, &options);
+      attn_run(&one, &p, executor);
+      memcpy(want + (size_t)r * row_bytes, one.out, row_bytes);
+      attn_plan_deinit(&p);
+      free(one.out);
+      free(one.lse);
+    }
+    for (int32_t n = 1; n <= 64; n++) {
+      const pkv_plan_options options = invariant_options(1 + n % 21, 64);
+      attn_plan p;
+      c.spec.rows = n;
+      attn_plan_init(&p, &c, &options);
+      attn_run(&c, &p, executor);
+      char what[64];
+      snprintf(what, sizeof what, "%s among %d rows", pkv_isa_name(isas[i]), n);
+      assert_same(want, c.out, (size_t)n * row_bytes, what);
+      attn_plan_deinit(&p);
+    }
+    pkv_executor_destroy(executor);
+  }
+  free(want);
+  attn_case_deinit(&c);
+}
+
 /* The last query of a row of len - t tokens with q_len 1 is query q_len - 1 - t of the longer
  * one. */
 static void test_any_q_len(void **state) {
@@ -259,6 +308,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_any_number_of_workers),
       cmocka_unit_test(test_alone_and_among_others),
+      cmocka_unit_test(test_any_number_of_neighbours),
       cmocka_unit_test(test_any_q_len),
       cmocka_unit_test(test_allocates_nothing),
   };

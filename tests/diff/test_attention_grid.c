@@ -148,6 +148,23 @@ static void test_every_group(void **state) {
   }
 }
 
+/* Every head dimension there is: whole vectors of any instruction set, and all remainders. */
+static void test_every_head_dim(void **state) {
+  (void)state;
+  for (int32_t dim = 8; dim <= 256; dim += 8) {
+    const int32_t lens[] = {77, 1};
+    attn_spec s = attn_spec_default();
+    s.seed = 8000 + (uint64_t)dim;
+    s.kv_dtype = (pkv_dtype)(dim / 8 % 4);
+    s.layout = (attn_layout)(dim / 32 % ATTN_LAYOUTS);
+    s.head_dim = dim;
+    s.group = 3;
+    s.rows = 2;
+    s.seq_len = lens;
+    run_spec(&s);
+  }
+}
+
 /* q_len greater than the row: tokens before its start give zeros and -inf, sinks or not. */
 static void test_negative_positions(void **state) {
   (void)state;
@@ -182,6 +199,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_grid),
       cmocka_unit_test(test_every_group),
+      cmocka_unit_test(test_every_head_dim),
       cmocka_unit_test(test_negative_positions),
   };
   return cmocka_run_group_tests_name("attention_grid", tests, setup, teardown);

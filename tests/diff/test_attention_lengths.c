@@ -51,7 +51,7 @@ static void run_routes(attn_case *c, int32_t splits, bool slow) {
 
 static void test_edges(void **state) {
   (void)state;
-  static const int32_t pages[] = {1, 3, 16, 64};
+  static const int32_t pages[] = {1, 3, 16, 64, 1024};
   for (size_t i = 0; i < COUNT(pages); i++) {
     const int32_t page = pages[i];
     const int32_t lens[] = {0, 1, page - 1, page, page + 1, 3 * page, 63, 64, 65, 0};
