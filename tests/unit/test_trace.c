@@ -247,8 +247,8 @@ static void test_files(void **state) {
       "\xef\xbb\xbf decode_len , prompt_len,note\r\n3,100,\r\n4, 200 ,\"a, \"\"b\"\"\"\r\n\r\n",
       "\"prompt\",\"decode\"\n\"100\",\"3\"\n\n\"200\",\"4\"",
       "[{\"prompt_len\":100,\"decode_len\":3},{\"decode\":4,\"prompt\":200}]",
-      " \n[ { \"x\" : [1, {\"y\": [], \"z\": {}}, \"\\u00e9\\\"\", -1.5e3, true, null],"
-      " \"prompt_len\" : 100 , \"decode_len\" : 3 },\n {\"prompt\":200,\"decode\":4} ] \n",
+      (" \n[ { \"x\" : [1, {\"y\": [], \"z\": {}}, \"\\u00e9\\\"\", -1.5e3, true, null],"
+       " \"prompt_len\" : 100 , \"decode_len\" : 3 },\n {\"prompt\":200,\"decode\":4} ] \n"),
   };
   for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
     pkv_trace *trace = parse(same[i], 8);
