@@ -111,50 +111,55 @@ static bool compares_system(pkv_span source) {
 }
 
 /*
- * Text of a literal up to the closing marker, with escapes undone, to out (room for source.size
- * bytes). -1 when it is not plain text: an expression begins, or the literal ends first.
+ * Text of a literal up to the closing marker, with escapes undone, to out (room for rest->size
+ * bytes). -1 when it is not plain text: an expression begins, or the literal ends first. *rest moves
+ * on to where that showed.
  */
-static int64_t literal_turn(char *out, pkv_span s) {
+static int64_t literal_turn(char *out, pkv_span *rest) {
   size_t n = 0;
-  while (s.size > 0 && !starts(s, CLOSE)) {
-    char c = s.data[0];
-    if (c == '\'' || c == '"' || starts(s, "{{") || starts(s, "{%") || starts(s, "}}")) return -1;
+  while (rest->size > 0 && !starts(*rest, CLOSE)) {
+    char c = rest->data[0];
+    if (c == '\'' || c == '"' || starts(*rest, "{{") || starts(*rest, "{%") || starts(*rest, "}}"))
+      return -1;
     if (c == '\\') {
-      s = skip(s, 1);
-      if (s.size == 0) return -1;
-      c = s.data[0];
+      *rest = skip(*rest, 1);
+      if (rest->size == 0) return -1;
+      c = rest->data[0];
       if (c == 'n')
         c = '\n';
       else if (c != '\\' && c != '\'' && c != '"')
         return -1;
     }
     out[n++] = c;
-    s = skip(s, 1);
+    *rest = skip(*rest, 1);
   }
-  return s.size > 0 ? (int64_t)n : -1;
+  return rest->size > 0 ? (int64_t)n : -1;
 }
 
-/* The first whole system turn that stands in the template as one literal. */
+/*
+ * The first whole system turn that stands in the template as one literal. Where one turns out to be
+ * none, those that begin inside of it are none either: the search goes on behind it.
+ */
 static pkv_status read_system(pkv_chat_template *chat, pkv_span source, pkv_error *err) {
   for (pkv_span s = after(source, OPEN "system"); s.data != NULL; s = after(s, OPEN "system")) {
     if (!starts_newline(s)) continue;
-    const pkv_span text = skip(s, s.data[0] == '\n' ? 1 : 2);
-    if (text.size == 0) break;
-    char *system = pkv_alloc(&chat->allocator, text.size);
-    PKV_CHECK(err, system != NULL, PKV_E_NOMEM, "no memory for the chat template");
-    const int64_t bytes = literal_turn(system, text);
-    if (bytes < 0) {
-      pkv_free(&chat->allocator, system, text.size);
-      continue;
+    s = skip(s, s.data[0] == '\n' ? 1 : 2);
+    if (s.size == 0) break;
+    if (chat->system == NULL) { /* later ones are shorter */
+      chat->system = pkv_alloc(&chat->allocator, s.size);
+      PKV_CHECK(err, chat->system != NULL, PKV_E_NOMEM, "no memory for the chat template");
+      chat->system_size = s.size;
     }
-    chat->system = system;
-    chat->system_size = text.size;
+    const int64_t bytes = literal_turn(chat->system, &s);
+    if (bytes < 0) continue;
     chat->system_bytes = (size_t)bytes;
     PKV_CHECK(
         err, compares_system(source), PKV_E_UNSUPPORTED,
         "the chat template writes a system message, under a condition that is not understood");
     return PKV_OK;
   }
+  pkv_free(&chat->allocator, chat->system, chat->system_size);
+  chat->system = NULL;
   return PKV_OK;
 }
 

@@ -22,6 +22,7 @@ static void judge(verdict *v, const char *path, const void *bytes, size_t size,
   pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
   options.allocator = allocator;
   v->err = (pkv_error){PKV_OK, NULL, {0}};
+  v->info = (pkv_model_info)PKV_MODEL_INFO_INIT;
   v->status = path != NULL ? pkv_model_open(&model, path, &options, &v->err)
                            : pkv_model_open_memory(&model, bytes, size, &options, &v->err);
   if (v->status != PKV_OK) return;

@@ -107,6 +107,7 @@ const pkv_tokenizer *pkv_model_tokenizer(const pkv_model *m) {
 }
 
 void pkv_model_get_info(pkv_model_info *out, const pkv_model *m) {
+  if (out == NULL || m == NULL || out->struct_size != sizeof *out) return;
   const pkv_hparams *hp = &m->hp;
   *out = (pkv_model_info)PKV_MODEL_INFO_INIT;
   memcpy(out->architecture, m->architecture, sizeof out->architecture);
@@ -127,7 +128,7 @@ void pkv_model_get_info(pkv_model_info *out, const pkv_model *m) {
 }
 
 int32_t pkv_model_is_end(const pkv_model *m, int32_t token) {
-  return m->tokenizer && pkv_tokenizer_is_end(m->tokenizer, token) ? 1 : 0;
+  return m != NULL && m->tokenizer && pkv_tokenizer_is_end(m->tokenizer, token) ? 1 : 0;
 }
 
 pkv_status pkv_tokenize(int32_t *ids, size_t capacity, size_t *count, const pkv_model *model,

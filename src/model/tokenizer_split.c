@@ -22,7 +22,7 @@
 
 /* Frames of the interpreter; the compiled code needs none. */
 #define HEAP_LIMIT_KIB 4096u
-/* Backtracking points of one word: the patterns need a handful. */
+/* Backtracking points of one word: the patterns need a handful, and one for each line of blanks. */
 #define MATCH_LIMIT 1000000u
 
 #define BLANK                                                                                      \
@@ -196,7 +196,6 @@ pkv_status pkv_split_cursor_create(pkv_split_cursor **out, const pkv_splitter *s
     return PKV_FAIL(err, PKV_E_NOMEM, "no memory to split a text");
   }
   pcre2_set_heap_limit(c->context, HEAP_LIMIT_KIB);
-  pcre2_set_match_limit(c->context, MATCH_LIMIT);
   *out = c;
   return PKV_OK;
 }
@@ -213,6 +212,8 @@ void pkv_split_cursor_reset(pkv_split_cursor *c, const char *text, size_t bytes)
   c->bytes = bytes;
   c->at = 0;
   c->valid = 0;
+  pcre2_set_match_limit(c->context, bytes < UINT32_MAX - MATCH_LIMIT ? (uint32_t)bytes + MATCH_LIMIT
+                                                                     : UINT32_MAX);
 }
 
 /* Bytes of the well-formed character at p; 0 when there is none. No surrogates, no overlong forms,

@@ -6,7 +6,9 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -319,11 +321,41 @@ static void test_memory_runs_out(void **state) {
   pkv_tokenizer_destroy(k.t);
 }
 
+/* Megabytes of turns that begin and never end: each byte is looked at a few times, not each time. */
+static void test_endless_turns(void **state) {
+  (void)state;
+  enum { TURNS = 1 << 18 };
+  static const char turn[] = "<|im_start|>system\n";
+  const size_t head = sizeof PLAIN - 1, each = sizeof turn - 1;
+  kit k = make(false, false);
+  char *const source = malloc(head + TURNS * each);
+  assert_non_null(source);
+  memcpy(source, PLAIN, head);
+  for (size_t i = 0; i < TURNS; i++)
+    memcpy(source + head + i * each, turn, each);
+  pkv_chat_template *chat = NULL;
+  pkv_error err = {0};
+  const clock_t begin = clock();
+  const pkv_status status =
+      pkv_chat_template_create(&chat, (pkv_span){source, head + TURNS * each}, k.t, NULL, &err);
+  const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+  if (status != PKV_OK) fail_msg("%s", err.text);
+  if (seconds > 5.0)
+    fail_msg("%.1f s of CPU time for a template of %zu bytes", seconds, head + TURNS * each);
+  pkv_chat_template_destroy(chat);
+  free(source);
+  pkv_tokenizer_destroy(k.t);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_rendering),       cmocka_unit_test(test_default_system),
-      cmocka_unit_test(test_unknown_formats), cmocka_unit_test(test_typed_markers_stay_text),
-      cmocka_unit_test(test_one_bos),         cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_endless_turns),
+      cmocka_unit_test(test_rendering),
+      cmocka_unit_test(test_default_system),
+      cmocka_unit_test(test_unknown_formats),
+      cmocka_unit_test(test_typed_markers_stay_text),
+      cmocka_unit_test(test_one_bos),
+      cmocka_unit_test(test_arguments),
       cmocka_unit_test(test_memory_runs_out),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

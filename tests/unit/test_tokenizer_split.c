@@ -119,6 +119,30 @@ static void test_ill_formed(void **state) {
   check_lengths("gpt-2", "\xf0\x8f\xbf\xbf", 4, (const size_t[]){1, 1, 1, 1, 0});
 }
 
+/* Millions of blank lines are one word of text like any other, compiled or not. */
+static void test_blank_lines(void **state) {
+  (void)state;
+  static const char *const names[] = {"gpt-2", "smollm", "llama-bpe"};
+  const size_t bytes = 2400001;
+  char *const text = malloc(bytes);
+  assert_non_null(text);
+  for (size_t i = 0; i < bytes; i++)
+    text[i] = i % 2 ? ' ' : '\n';
+  for (size_t i = 0; i < 6; i++) {
+    pkv_splitter *s = splitter(names[i / 2], i % 2 == 0);
+    pkv_split_cursor *c = cursor(s);
+    size_t start, n;
+    pkv_error err = {0};
+    pkv_split_cursor_reset(c, text, bytes);
+    if (pkv_split_next(&start, &n, c, &err) != PKV_OK)
+      fail_msg("%s, %s: %s", names[i / 2], i % 2 == 0 ? "compiled" : "interpreted", err.text);
+    assert_int_equal(n, bytes);
+    pkv_split_cursor_destroy(c);
+    pkv_splitter_destroy(s);
+  }
+  free(text);
+}
+
 static void test_rule_names(void **state) {
   (void)state;
   assert_string_equal(pkv_split_rule_find(span("llama3"))->name, "llama-bpe");
@@ -138,6 +162,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_reference_splits),
       cmocka_unit_test(test_ill_formed),
+      cmocka_unit_test(test_blank_lines),
       cmocka_unit_test(test_rule_names),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
