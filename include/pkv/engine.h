@@ -187,9 +187,11 @@ typedef struct pkv_engine_options {
   uint32_t struct_size;
   int32_t threads; /* 0 = one a core */
   pkv_isa isa;
-  pkv_dtype kv_dtype;    /* f16 by default */
-  int32_t page_tokens;   /* 0 = 16 */
-  int64_t cache_tokens;  /* size of the paged cache; 0 = the model's context */
+  pkv_dtype kv_dtype;  /* f16 by default */
+  int32_t page_tokens; /* 0 = 16 */
+  /* Size of the paged cache; 0 = the model's context, or what max_rows of max_seq_len can fill
+     where that is less. */
+  int64_t cache_tokens;
   int32_t max_rows;      /* sequences in the batch at once; 0 = 32 */
   int32_t max_requests;  /* running and waiting; 0 = 256 */
   int32_t max_seq_len;   /* of one request, prompt and answer; 0 = the model's context */

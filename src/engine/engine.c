@@ -58,9 +58,13 @@ static void resolve_options(pkv_engine *e, const pkv_engine_options *given) {
   o->prefill_chunk = or_default(o->prefill_chunk, DEFAULT_CHUNK);
   o->max_seq_len = or_default(o->max_seq_len, e->shape.context);
   if (o->max_seq_len > e->shape.context) o->max_seq_len = e->shape.context;
-  if (o->cache_tokens == 0) o->cache_tokens = e->shape.context;
-  if (o->cache_tokens < o->max_seq_len) o->max_seq_len = (int32_t)o->cache_tokens;
   if (o->max_requests < o->max_rows) o->max_rows = o->max_requests;
+  if (o->cache_tokens == 0) { /* no more than the rows can ever hold */
+    const int64_t row = (int64_t)pkv_pages_for(e, o->max_seq_len) * o->page_tokens;
+    o->cache_tokens = e->shape.context;
+    if (o->cache_tokens > row * o->max_rows) o->cache_tokens = row * o->max_rows;
+  }
+  if (o->cache_tokens < o->max_seq_len) o->max_seq_len = (int32_t)o->cache_tokens;
   if (o->route == PKV_ROUTE_AUTO) o->route = PKV_ROUTE_BALANCED;
   e->max_pages = pkv_pages_for(e, o->max_seq_len);
   e->max_tokens = o->max_rows + o->prefill_chunk;
