@@ -112,8 +112,8 @@ static bool compares_system(pkv_span source) {
 
 /*
  * Text of a literal up to the closing marker, with escapes undone, to out (room for rest->size
- * bytes). -1 when it is not plain text: an expression begins, or the literal ends first. *rest moves
- * on to where that showed.
+ * bytes). -1 when it is not plain text: an expression begins, or the literal ends first. *rest
+ * moves on to where that showed.
  */
 static int64_t literal_turn(char *out, pkv_span *rest) {
   size_t n = 0;

@@ -321,7 +321,7 @@ static void test_memory_runs_out(void **state) {
   pkv_tokenizer_destroy(k.t);
 }
 
-/* Megabytes of turns that begin and never end: each byte is looked at a few times, not each time. */
+/* Megabytes of turns that begin and never end: each byte is looked at a few times at most. */
 static void test_endless_turns(void **state) {
   (void)state;
   enum { TURNS = 1 << 18 };
