@@ -23,6 +23,15 @@
 
 #include "pkv/pkv.h"
 
+/* Marks what the device compiles too. */
+#ifndef PKV_HD
+#ifdef __CUDACC__
+#define PKV_HD __host__ __device__
+#else
+#define PKV_HD
+#endif
+#endif
+
 #define PKV_PLAN_MAGIC 0x4e4c5056u /* "VPLN" */
 
 /* balanced: where part p starts. cursors[parts] is the end: {rows, 0, 0, ...}. Part p ends where
@@ -35,8 +44,8 @@ typedef struct pkv_plan_cursor {
    * Batch-invariant: slot of the cut segment's first unit; unit u has slot + u. Otherwise -1.
    */
   int32_t slot;
-  int32_t merge; /* unit > 0: index in merges of the segment that is cut here; else -1 */
-  int32_t pad;
+  int32_t merge;  /* unit > 0: index in merges of the segment that is cut here; else -1 */
+  int32_t length; /* seq_len of the row, so that a part starts without a look-up; 0 at the end */
 } pkv_plan_cursor;
 
 /*
@@ -99,7 +108,7 @@ struct pkv_plan {
   int64_t workspace_bytes;
 };
 
-static inline const void *pkv_plan_at(const struct pkv_plan *plan, int64_t offset) {
+PKV_HD static inline const void *pkv_plan_at(const struct pkv_plan *plan, int64_t offset) {
   return (const unsigned char *)plan + offset;
 }
 

@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "plan/plan_prepare.h"
+
 /* Bounds of `balanced` for batches of up to `rows` rows that read at most `units` units each. */
 static void balanced_counts(pkv_plan_counts *out, const pkv_plan_setup *setup, int64_t rows,
                             int64_t units) {
@@ -29,6 +31,34 @@ static void seed_counts(pkv_plan_counts *out, const pkv_plan_setup *setup, int64
   out->merges = rows * setup->core.kv_heads;
 }
 
+/* Setup, and the most of everything that a batch within the limits can have. */
+static pkv_status bounds(pkv_plan_setup *setup, pkv_plan_counts *counts, pkv_plan_layout *layout,
+                         const pkv_shape *shape, const pkv_plan_options *options, int32_t max_rows,
+                         int32_t max_seq_len, pkv_error *err) {
+  PKV_TRY(pkv_plan_setup_init(setup, shape, options, err));
+  PKV_CHECK(err, max_rows >= 0, PKV_E_INVALID, "max_rows is %d, negative", max_rows);
+  PKV_CHECK(err, max_seq_len >= 0, PKV_E_INVALID, "max_seq_len is %d, negative", max_seq_len);
+  const int64_t units = pkv_plan_max_units(setup, max_seq_len);
+  if (setup->route == PKV_ROUTE_BALANCED)
+    balanced_counts(counts, setup, max_rows, units);
+  else
+    seed_counts(counts, setup, max_rows, pkv_seed_max_splits(setup, max_rows, units));
+  return pkv_plan_layout_init(layout, setup, counts, err);
+}
+
+pkv_status pkv_plan_bounds(size_t *plan_bytes, int64_t *max_merges, int64_t *max_slots,
+                           const pkv_shape *shape, const pkv_plan_options *options,
+                           int32_t max_rows, int32_t max_seq_len, pkv_error *err) {
+  pkv_plan_setup setup;
+  pkv_plan_counts counts;
+  pkv_plan_layout layout;
+  PKV_TRY(bounds(&setup, &counts, &layout, shape, options, max_rows, max_seq_len, err));
+  *plan_bytes = (size_t)layout.plan_bytes;
+  *max_merges = counts.merges;
+  *max_slots = counts.slots;
+  return PKV_OK;
+}
+
 pkv_status pkv_plan_size(size_t *plan_bytes, size_t *workspace_bytes, const pkv_shape *shape,
                          const pkv_plan_options *options, int32_t max_rows, int32_t max_seq_len,
                          pkv_error *err) {
@@ -40,15 +70,7 @@ pkv_status pkv_plan_size(size_t *plan_bytes, size_t *workspace_bytes, const pkv_
             plan_bytes ? "workspace_bytes" : "plan_bytes");
   *plan_bytes = 0;
   *workspace_bytes = 0;
-  PKV_TRY(pkv_plan_setup_init(&setup, shape, options, err));
-  PKV_CHECK(err, max_rows >= 0, PKV_E_INVALID, "max_rows is %d, negative", max_rows);
-  PKV_CHECK(err, max_seq_len >= 0, PKV_E_INVALID, "max_seq_len is %d, negative", max_seq_len);
-  const int64_t units = pkv_plan_max_units(&setup, max_seq_len);
-  if (setup.route == PKV_ROUTE_BALANCED)
-    balanced_counts(&counts, &setup, max_rows, units);
-  else
-    seed_counts(&counts, &setup, max_rows, pkv_seed_max_splits(&setup, max_rows, units));
-  PKV_TRY(pkv_plan_layout_init(&layout, &setup, &counts, err));
+  PKV_TRY(bounds(&setup, &counts, &layout, shape, options, max_rows, max_seq_len, err));
   PKV_TRY(pkv_plan_workspace(&workspace, &setup, counts.merges, counts.slots, err));
   *plan_bytes = (size_t)layout.plan_bytes;
   *workspace_bytes = (size_t)workspace;
@@ -116,6 +138,21 @@ static void fill_header(struct pkv_plan *plan, const pkv_plan_setup *setup,
                             .merges_at = layout->merges_at,
                             .launches_at = layout->launches_at,
                             .plan_bytes = layout->plan_bytes};
+}
+
+pkv_status pkv_plan_prepare(struct pkv_plan *header, const pkv_shape *shape,
+                            const pkv_plan_options *options, int32_t rows, pkv_error *err) {
+  pkv_plan_setup setup;
+  pkv_plan_counts counts;
+  pkv_plan_layout layout;
+  PKV_TRY(pkv_plan_setup_init(&setup, shape, options, err));
+  PKV_CHECK(err, setup.route == PKV_ROUTE_BALANCED, PKV_E_UNSUPPORTED,
+            "options->route %s is planned on the host only", pkv_route_name(setup.route));
+  setup.core.rows = rows;
+  balanced_counts(&counts, &setup, rows, 1);
+  PKV_TRY(pkv_plan_layout_init(&layout, &setup, &counts, err));
+  fill_header(header, &setup, &counts, &layout);
+  return PKV_OK;
 }
 
 /* Row costs, cursors, slots, merges: plan_core.h says what they are. */

@@ -99,7 +99,7 @@ static inline PKV_HD void pkv_core_cursor(pkv_plan_cursor *out, const pkv_plan_c
   out->unit = 0;
   out->slot = -1;
   out->merge = -1;
-  out->pad = 0;
+  out->length = p == 0 && core->rows > 0 ? seq_len[0] : 0;
   if (p == 0 || p == core->parts || core->rows == 0) return;
   const int64_t c = pkv_core_cut(row_cost[core->rows], core->parts, p);
   const int32_t row = pkv_core_find_row(row_cost, core->rows, c);
@@ -115,6 +115,7 @@ static inline PKV_HD void pkv_core_cursor(pkv_plan_cursor *out, const pkv_plan_c
   out->row = head == core->kv_heads ? row + 1 : row;
   out->kv_head = head == core->kv_heads ? 0 : head;
   out->unit = unit;
+  out->length = out->row < core->rows ? seq_len[out->row] : 0;
 }
 
 static inline PKV_HD int pkv_core_same_segment(const pkv_plan_cursor *a, const pkv_plan_cursor *b) {

@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* For backends that plan on their own: sizes from limits, and the part of a plan lengths do not
+   decide. */
+#ifndef PKV_PLAN_PLAN_PREPARE_H
+#define PKV_PLAN_PLAN_PREPARE_H
+
+#include "base/status.h"
+#include "plan/plan.h"
+
+/* As pkv_plan_size, with the bounds themselves. */
+pkv_status pkv_plan_bounds(size_t *plan_bytes, int64_t *max_merges, int64_t *max_slots,
+                           const pkv_shape *shape, const pkv_plan_options *options,
+                           int32_t max_rows, int32_t max_seq_len, pkv_error *err);
+/* The header of a `balanced` plan for `rows` rows; total_cost, slots, merges, launches and
+   workspace_bytes are 0. */
+pkv_status pkv_plan_prepare(struct pkv_plan *header, const pkv_shape *shape,
+                            const pkv_plan_options *options, int32_t rows, pkv_error *err);
+
+#endif
