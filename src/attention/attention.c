@@ -3,7 +3,7 @@
  * pkv_attention_run: every argument checked, defaults resolved, then the backend called. Nothing is
  * written and no K or V is read before the last check passed.
  */
-#include "backend/backend.h"
+#include "attention/attention_check.h"
 
 #include <math.h>
 
@@ -58,14 +58,28 @@ static pkv_status check_vectors(const char *name, const void *data, pkv_dtype dt
   return PKV_OK;
 }
 
-static pkv_status check_plan(const struct pkv_plan *plan, const pkv_cache *cache, pkv_error *err) {
+static pkv_status check_plan(const struct pkv_plan *plan, pkv_error *err) {
   PKV_CHECK(err, plan != NULL, PKV_E_INVALID, "args->plan is NULL");
   PKV_CHECK(err, (uintptr_t)plan % PKV_CACHE_LINE == 0, PKV_E_INVALID,
             "args->plan is %p, not aligned to %u bytes", (const void *)plan, PKV_CACHE_LINE);
   PKV_CHECK(err, plan->magic == PKV_PLAN_MAGIC, PKV_E_INVALID,
             "args->plan does not point to a plan: its first word is 0x%08x", (unsigned)plan->magic);
+  return PKV_OK;
+}
+
+/* Scales of heads in device memory cannot be looked at from here. */
+static pkv_status check_view(const pkv_cache *cache, int on_device, pkv_error *err) {
   PKV_CHECK(err, cache != NULL, PKV_E_INVALID, "args->cache is NULL");
-  PKV_TRY(pkv_cache_check(cache, "args->cache->", err));
+  if (!on_device) return pkv_cache_check(cache, "args->cache->", err);
+  pkv_cache seen = *cache;
+  seen.k_head_scale = NULL;
+  seen.v_head_scale = NULL;
+  return pkv_cache_check(&seen, "args->cache->", err);
+}
+
+static pkv_status check_cache(const struct pkv_plan *plan, const pkv_cache *cache, int on_device,
+                              pkv_error *err) {
+  PKV_TRY(check_view(cache, on_device, err));
   PKV_CHECK(err,
             plan->kv_heads == cache->kv_heads && plan->head_dim == cache->head_dim &&
                 plan->page_tokens == cache->page_tokens,
@@ -101,9 +115,7 @@ static pkv_status check_row(const int32_t *ids, int32_t row, int64_t first, int6
 }
 
 static pkv_status check_table(pkv_attention_params *p, const pkv_attention_args *args,
-                              pkv_error *err) {
-  const struct pkv_plan *plan = args->plan;
-  const int32_t *seq_len = pkv_plan_at(plan, plan->seq_len_at);
+                              const struct pkv_plan *plan, pkv_error *err) {
   PKV_CHECK(err, args->max_pages >= 0, PKV_E_INVALID, "args->max_pages is %d", args->max_pages);
   p->block_table = args->block_table;
   p->block_table_stride =
@@ -119,6 +131,14 @@ static pkv_status check_table(pkv_attention_params *p, const pkv_attention_args 
       entries > INT64_MAX / 8;
   PKV_CHECK(err, !overflow, PKV_E_INVALID, "args->block_table_stride %lld times %d rows overflows",
             (long long)p->block_table_stride, plan->rows);
+  return PKV_OK;
+}
+
+/* The page ids of every row, as far as they are read. */
+static pkv_status check_ids(const pkv_attention_params *p, const pkv_attention_args *args,
+                            pkv_error *err) {
+  const struct pkv_plan *plan = args->plan;
+  const int32_t *seq_len = pkv_plan_at(plan, plan->seq_len_at);
   for (int32_t row = 0; row < plan->rows; row++) {
     const int64_t len = seq_len[row];
     const int64_t need = (len + plan->page_tokens - 1) / plan->page_tokens;
@@ -134,8 +154,7 @@ static pkv_status check_table(pkv_attention_params *p, const pkv_attention_args 
 }
 
 static pkv_status check_rest(pkv_attention_params *p, const pkv_attention_args *args,
-                             pkv_error *err) {
-  const struct pkv_plan *plan = args->plan;
+                             const struct pkv_plan *plan, pkv_error *err) {
   PKV_CHECK(err, isfinite(args->scale), PKV_E_INVALID, "args->scale is %g, must be finite",
             (double)args->scale);
   PKV_CHECK(err, isfinite(args->soft_cap) && args->soft_cap >= 0.0f, PKV_E_INVALID,
@@ -160,7 +179,12 @@ static pkv_status check_rest(pkv_attention_params *p, const pkv_attention_args *
       (long long)args->lse_token_stride, (long long)plan->rows * plan->q_len);
   PKV_CHECK(err, (uintptr_t)args->lse % sizeof(float) == 0, PKV_E_INVALID,
             "args->lse is %p, not aligned to 4 bytes", (void *)args->lse);
-  const size_t need = (size_t)plan->workspace_bytes;
+  return PKV_OK;
+}
+
+static pkv_status check_workspace(pkv_attention_params *p, const pkv_attention_args *args,
+                                  pkv_error *err) {
+  const size_t need = (size_t)args->plan->workspace_bytes;
   PKV_CHECK(err, args->workspace_bytes >= need, PKV_E_TOO_SMALL,
             "args->workspace_bytes is %zu, the plan needs %zu", args->workspace_bytes, need);
   PKV_CHECK(err, args->workspace != NULL || need == 0, PKV_E_INVALID, "args->workspace is NULL");
@@ -179,28 +203,40 @@ static void resolve_scales(pkv_cache *cache) {
   if (!fp8) cache->v_head_scale = NULL;
 }
 
+pkv_status pkv_attention_resolve(pkv_attention_params *p, const pkv_attention_args *args,
+                                 const struct pkv_plan *plan, int on_device, pkv_error *err) {
+  PKV_TRY(check_cache(plan, args->cache, on_device, err));
+  *p = (pkv_attention_params){.plan = plan,
+                              .cache = *args->cache,
+                              .q = args->q,
+                              .out = args->out,
+                              .q_dtype = args->q_dtype,
+                              .out_dtype = args->out_dtype,
+                              .q_token_stride = args->q_token_stride,
+                              .q_head_stride = args->q_head_stride,
+                              .out_token_stride = args->out_token_stride,
+                              .out_head_stride = args->out_head_stride};
+  PKV_TRY(
+      check_vectors("q", args->q, args->q_dtype, &p->q_token_stride, &p->q_head_stride, plan, err));
+  PKV_TRY(check_vectors("out", args->out, args->out_dtype, &p->out_token_stride,
+                        &p->out_head_stride, plan, err));
+  PKV_TRY(check_rest(p, args, plan, err));
+  PKV_TRY(check_table(p, args, plan, err));
+  resolve_scales(&p->cache);
+  return PKV_OK;
+}
+
 pkv_status pkv_attention_run(pkv_executor *executor, const pkv_attention_args *args,
                              pkv_error *err) {
+  pkv_attention_params p;
   PKV_CHECK(err, executor != NULL, PKV_E_INVALID, "executor is NULL");
+  PKV_CHECK(err, executor->device_ops == NULL, PKV_E_INVALID,
+            "executor runs on a device: use pkv_device_attention");
   PKV_CHECK_STRUCT(err, args, pkv_attention_args);
-  PKV_TRY(check_plan(args->plan, args->cache, err));
-  pkv_attention_params p = {.plan = args->plan,
-                            .cache = *args->cache,
-                            .q = args->q,
-                            .out = args->out,
-                            .q_dtype = args->q_dtype,
-                            .out_dtype = args->out_dtype,
-                            .q_token_stride = args->q_token_stride,
-                            .q_head_stride = args->q_head_stride,
-                            .out_token_stride = args->out_token_stride,
-                            .out_head_stride = args->out_head_stride};
-  PKV_TRY(check_vectors("q", args->q, args->q_dtype, &p.q_token_stride, &p.q_head_stride,
-                        args->plan, err));
-  PKV_TRY(check_vectors("out", args->out, args->out_dtype, &p.out_token_stride, &p.out_head_stride,
-                        args->plan, err));
-  PKV_TRY(check_rest(&p, args, err));
-  PKV_TRY(check_table(&p, args, err));
-  resolve_scales(&p.cache);
+  PKV_TRY(check_plan(args->plan, err));
+  PKV_TRY(pkv_attention_resolve(&p, args, args->plan, 0, err));
+  PKV_TRY(check_workspace(&p, args, err));
+  PKV_TRY(check_ids(&p, args, err));
   return executor->ops->attention(executor, &p, err);
 }
 
@@ -221,19 +257,28 @@ static pkv_status check_source(const char *name, const float *data, int64_t *str
   return PKV_OK;
 }
 
-pkv_status pkv_append(pkv_executor *executor, const pkv_append_args *args, pkv_error *err) {
-  PKV_CHECK(err, executor != NULL, PKV_E_INVALID, "executor is NULL");
+pkv_status pkv_append_resolve(pkv_append_params *p, const pkv_append_args *args, int on_device,
+                              pkv_error *err) {
   PKV_CHECK_STRUCT(err, args, pkv_append_args);
-  PKV_CHECK(err, args->cache != NULL, PKV_E_INVALID, "args->cache is NULL");
-  PKV_TRY(pkv_cache_check(args->cache, "args->cache->", err));
+  PKV_TRY(check_view(args->cache, on_device, err));
   PKV_CHECK(err, args->tokens >= 0, PKV_E_INVALID, "args->tokens is %lld", (long long)args->tokens);
   PKV_CHECK(err, args->slots != NULL || args->tokens == 0, PKV_E_INVALID, "args->slots is NULL");
   PKV_CHECK(err, (uintptr_t)args->slots % sizeof(int64_t) == 0, PKV_E_INVALID,
             "args->slots is %p, not aligned to 8 bytes", (const void *)args->slots);
-  pkv_append_params p = {*args->cache, args->tokens,         args->slots,         args->k,
-                         args->v,      args->k_token_stride, args->v_token_stride};
-  PKV_TRY(check_source("k", args->k, &p.k_token_stride, args, err));
-  PKV_TRY(check_source("v", args->v, &p.v_token_stride, args, err));
+  *p = (pkv_append_params){*args->cache, args->tokens,         args->slots,         args->k,
+                           args->v,      args->k_token_stride, args->v_token_stride};
+  PKV_TRY(check_source("k", args->k, &p->k_token_stride, args, err));
+  PKV_TRY(check_source("v", args->v, &p->v_token_stride, args, err));
+  resolve_scales(&p->cache);
+  return PKV_OK;
+}
+
+pkv_status pkv_append(pkv_executor *executor, const pkv_append_args *args, pkv_error *err) {
+  pkv_append_params p;
+  PKV_CHECK(err, executor != NULL, PKV_E_INVALID, "executor is NULL");
+  PKV_CHECK(err, executor->device_ops == NULL, PKV_E_INVALID,
+            "executor runs on a device: use pkv_device_append");
+  PKV_TRY(pkv_append_resolve(&p, args, 0, err));
   const int64_t slots = args->cache->pages * args->cache->page_tokens;
   for (int64_t i = 0; i < args->tokens; i++) {
     PKV_CHECK(err, args->slots[i] >= -1 && args->slots[i] < slots, PKV_E_RANGE,
@@ -242,6 +287,5 @@ pkv_status pkv_append(pkv_executor *executor, const pkv_append_args *args, pkv_e
               (long long)i, (long long)args->slots[i], (long long)(slots - 1),
               (long long)args->cache->pages, args->cache->page_tokens);
   }
-  resolve_scales(&p.cache);
   return executor->ops->append(executor, &p, err);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Executors as handles: options checked, the device's backend asked to fill them. */
-#include "backend/backend.h"
+#include "backend/device_ops.h"
 
 #include "base/status.h"
 
@@ -22,6 +22,24 @@ const char *pkv_isa_name(pkv_isa isa) {
   return "?";
 }
 
+static pkv_status init(pkv_executor *executor, const pkv_executor_options *options,
+                       pkv_error *err) {
+#ifdef PKV_HAVE_CUDA
+  if (options->device == PKV_DEVICE_CUDA) return pkv_cuda_executor_init(executor, options, err);
+#endif
+  return pkv_cpu_executor_init(executor, options, err);
+}
+
+static void deinit(pkv_executor *executor) {
+#ifdef PKV_HAVE_CUDA
+  if (executor->device == PKV_DEVICE_CUDA) {
+    pkv_cuda_executor_deinit(executor);
+    return;
+  }
+#endif
+  pkv_cpu_executor_deinit(executor);
+}
+
 pkv_status pkv_executor_create(pkv_executor **out, const pkv_executor_options *options,
                                pkv_error *err) {
   PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
@@ -29,16 +47,19 @@ pkv_status pkv_executor_create(pkv_executor **out, const pkv_executor_options *o
   PKV_CHECK_STRUCT(err, options, pkv_executor_options);
   PKV_CHECK(err, options->threads >= 0, PKV_E_RANGE, "options->threads is %d, must be >= 0",
             options->threads);
+#ifndef PKV_HAVE_CUDA
   PKV_CHECK(err, options->device != PKV_DEVICE_CUDA, PKV_E_UNSUPPORTED,
             "options->device is CUDA; this build has the CPU only");
-  PKV_CHECK(err, options->device == PKV_DEVICE_CPU, PKV_E_INVALID,
-            "options->device is %d, known are 0 (CPU) and 1 (CUDA)", (int)options->device);
+#endif
+  PKV_CHECK(err, options->device == PKV_DEVICE_CPU || options->device == PKV_DEVICE_CUDA,
+            PKV_E_INVALID, "options->device is %d, known are 0 (CPU) and 1 (CUDA)",
+            (int)options->device);
   const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
   pkv_executor *executor = pkv_alloc_zeroed(&allocator, 1, sizeof *executor);
   PKV_CHECK(err, executor != NULL, PKV_E_NOMEM, "%zu bytes for the executor", sizeof *executor);
   executor->allocator = allocator;
   executor->device = options->device;
-  const pkv_status status = pkv_cpu_executor_init(executor, options, err);
+  const pkv_status status = init(executor, options, err);
   if (status != PKV_OK) {
     pkv_free(&allocator, executor, sizeof *executor);
     return status;
@@ -50,7 +71,7 @@ pkv_status pkv_executor_create(pkv_executor **out, const pkv_executor_options *o
 void pkv_executor_destroy(pkv_executor *executor) {
   if (executor == NULL) return;
   const pkv_allocator allocator = executor->allocator;
-  pkv_cpu_executor_deinit(executor);
+  deinit(executor);
   pkv_free(&allocator, executor, sizeof *executor);
 }
 

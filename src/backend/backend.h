@@ -119,6 +119,7 @@ typedef struct pkv_backend_ops {
 /* The executor is defined here so that every backend reaches its own part of it. */
 struct pkv_executor {
   const pkv_backend_ops *ops;
+  const struct pkv_device_ops *device_ops; /* device_ops.h; NULL on the CPU */
   pkv_allocator allocator;
   pkv_device device;
   pkv_isa isa;

@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a backend with memory of its own offers; arguments arrive checked. Streams are its own
+   type. */
+#ifndef PKV_BACKEND_DEVICE_OPS_H
+#define PKV_BACKEND_DEVICE_OPS_H
+
+#include "backend/backend.h"
+
+/* Bounds of a plan's arrays, from limits. */
+typedef struct pkv_device_limits {
+  int32_t max_rows, max_seq_len;
+  int64_t max_merges, max_slots;
+  size_t plan_bytes;
+} pkv_device_limits;
+
+struct pkv_device_plan {
+  pkv_executor *executor;
+  pkv_shape shape;
+  pkv_plan_options options; /* parts resolved */
+  pkv_dtype kv_dtype;
+  pkv_device_limits limits;
+  int32_t fused_merge;
+  int32_t built;           /* header says for what */
+  struct pkv_plan header;  /* host copy; of a device-made plan without what the lengths decide */
+  pkv_plan_launch *launch; /* host copy of an uploaded plan's launches */
+  int32_t launch_room;
+  void *plan;         /* device: the plan's bytes */
+  uint32_t *counters; /* device: [tiles of query rows, max_merges] */
+  int64_t counter_count;
+  int32_t *fault; /* device */
+  float *slots;   /* device */
+  size_t counter_bytes, slot_bytes;
+};
+
+typedef struct pkv_device_ops {
+  pkv_status (*alloc)(void **out, pkv_executor *executor, size_t bytes, pkv_error *err);
+  void (*free)(pkv_executor *executor, void *ptr);
+  pkv_status (*copy)(pkv_executor *executor, void *to, const void *from, size_t bytes, void *stream,
+                     pkv_error *err);
+  pkv_status (*synchronize)(pkv_executor *executor, void *stream, pkv_error *err);
+  pkv_status (*parts)(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype, int32_t head_dim,
+                      pkv_error *err);
+  /* Bytes of one slot, and how many tiles of query rows a segment has. */
+  pkv_status (*sizes)(int64_t *slot_bytes, int32_t *tiles, pkv_executor *executor,
+                      const pkv_shape *shape, pkv_dtype kv_dtype, pkv_error *err);
+  /* Lengths are cut to 0 .. max_seq_len. */
+  pkv_status (*build)(struct pkv_device_plan *plan, int32_t max_seq_len, const int32_t *seq_len,
+                      void *stream, pkv_error *err);
+  pkv_status (*reset)(struct pkv_device_plan *plan, void *stream,
+                      pkv_error *err); /* counters to 0 */
+  pkv_status (*attention)(struct pkv_device_plan *plan, const pkv_attention_params *p, void *stream,
+                          pkv_error *err);
+  pkv_status (*append)(pkv_executor *executor, const pkv_append_params *p, void *stream,
+                       pkv_error *err);
+} pkv_device_ops;
+
+/* The CUDA backend, where it is built in. */
+pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_options *options,
+                                  pkv_error *err);
+void pkv_cuda_executor_deinit(pkv_executor *executor);
+
+#endif
