@@ -110,10 +110,12 @@ macro(pkv_find_cuda)
   pkv_room_sources(cuda_sources cuda)
   if(PKV_CUDA AND cuda_sources)
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90a-real 90-virtual)
+      set(CMAKE_CUDA_ARCHITECTURES 90a-real) # ./run build --all-arch: all of them
     endif()
     set(CMAKE_CUDA_STANDARD 17)
     set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+    # C-like: nothing of the C++ runtime library is needed.
+    string(APPEND CMAKE_CUDA_FLAGS " -Xcompiler=-fno-exceptions,-fno-threadsafe-statics")
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(PKV_HAVE_CUDA ON)

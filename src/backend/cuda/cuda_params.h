@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the decode kernels get, resolved on the host: a POD passed by value. Pointers are the
+ * device's. Included by .c and .cu alike.
+ */
+#ifndef PKV_CUDA_PARAMS_H
+#define PKV_CUDA_PARAMS_H
+
+#include "plan/plan.h"
+
+/* Query rows (query token x head of the group) that a CTA takes together: the M of the tile. */
+#define PKV_CUDA_TILE_ROWS 16
+
+typedef struct pkv_cuda_decode_params {
+  /* the plan's arrays */
+  const pkv_plan_cursor *cursors; /* balanced: [parts + 1] */
+  const pkv_plan_item *items;     /* the seed's routes: those of this launch */
+  const pkv_plan_merge *merges;
+  const int32_t *split_first; /* the seed's routes: [rows + 1] */
+  const int32_t *seq_len;     /* [rows] */
+
+  pkv_cache cache;
+  const int32_t *block_table; /* [rows, block_table_stride] */
+  int64_t block_table_stride;
+  const void *q; /* [rows * q_len, query_heads, head_dim] */
+  void *out;
+  float *lse; /* or NULL */
+  int64_t q_token_stride, q_head_stride, out_token_stride, out_head_stride, lse_token_stride;
+  const float *sinks; /* [query_heads] or NULL */
+
+  uint32_t *counters; /* [tile rows, counters_stride]: arrivals at each merge; 0 between launches */
+  float *slots;       /* [tile rows, slots_stride] of slot_floats: m[16], l[16], acc[16][HD] */
+  int32_t *fault;     /* set to 1 + row when a page id lies outside the pool */
+  int64_t slots_stride;
+  int32_t counters_stride;
+
+  float scale, soft_cap; /* scale holds k_scale */
+  float v_scale;
+  int32_t rows, q_len, group, window;
+  int32_t unit_tokens;
+  int32_t page_shift; /* log2(page_tokens), or -1 */
+  int32_t aligned;    /* every K and V address that is read is a multiple of 16 bytes */
+  int32_t
+      q_is_operand; /* q has the products' type, pairs of elements lie on multiples of 4 bytes */
+  int32_t q_dtype, out_dtype, lse_base2;
+  int32_t fused_merge; /* the seed's routes: the last arriver merges, no second launch */
+  int32_t slot_stride; /* between the pieces of one segment */
+} pkv_cuda_decode_params;
+
+#endif

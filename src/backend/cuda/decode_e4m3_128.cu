@@ -1,0 +1,5 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Written by tools/gen_cuda_sets.py: e4m3 K and V, head_dim up to 128. */
+#include "backend/cuda/decode_launch.cuh"
+
+PKV_CUDA_DECODE_SET(pkv_cuda_decode_e4m3_128, pkv_kv_e4m3, 128)

@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The few machine instructions the kernels need, each as one inline function (sm_80 and later). */
+#ifndef PKV_CUDA_MMA_CUH
+#define PKV_CUDA_MMA_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+
+#include "pkv/pkv.h"
+
+/* 16 bytes from global to shared memory, past L1. bytes < 16: the rest is zero, and 0 reads
+   nothing. */
+static __device__ __forceinline__ void pkv_copy16(uint32_t shared, const void *global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
+               "r"(bytes));
+}
+static __device__ __forceinline__ void pkv_copy_commit() {
+  asm volatile("cp.async.commit_group;\n" ::);
+}
+template <int N> static __device__ __forceinline__ void pkv_copy_wait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(N));
+}
+
+static __device__ __forceinline__ void pkv_ldmatrix(uint32_t r[4], uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared));
+}
+static __device__ __forceinline__ void pkv_ldmatrix_trans(uint32_t r[4], uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];\n"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared));
+}
+
+static __device__ __forceinline__ void pkv_ldmatrix2(uint32_t r[2], uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];\n"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared));
+}
+static __device__ __forceinline__ void pkv_ldmatrix2_trans(uint32_t r[2], uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];\n"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared));
+}
+
+/* Four e4m3 values, lowest byte first, to two pairs of f16. Exact. */
+static __device__ __forceinline__ void pkv_e4m3_to_half(uint32_t &lo, uint32_t &hi, uint32_t four) {
+#if __CUDA_ARCH__ >= 890
+  asm("{\n.reg .b16 a, b;\nmov.b32 {a, b}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\ncvt.rn.f16x2.e4m3x2 %1, b;\n}\n"
+      : "=r"(lo), "=r"(hi)
+      : "r"(four));
+#else
+  /* The 7 magnitude bits, moved to f16's place, are the value / 256; NaN becomes 480. */
+  const uint32_t a = __byte_perm(four, 0, 0x1404), b = __byte_perm(four, 0, 0x3424);
+  const __half2 up = __float2half2_rn(256.0f);
+  const uint32_t am = (a & 0x80008000u) | ((a & 0x7f007f00u) >> 1);
+  const uint32_t bm = (b & 0x80008000u) | ((b & 0x7f007f00u) >> 1);
+  const __half2 ah = __hmul2(*reinterpret_cast<const __half2 *>(&am), up);
+  const __half2 bh = __hmul2(*reinterpret_cast<const __half2 *>(&bm), up);
+  lo = *reinterpret_cast<const uint32_t *>(&ah);
+  hi = *reinterpret_cast<const uint32_t *>(&bh);
+#endif
+}
+
+/* What differs between the two 16-bit types. */
+struct pkv_half_type {
+  typedef __half scalar;
+  static constexpr int dtype = PKV_DTYPE_F16;
+  static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    const __half2 h = __floats2half2_rn(lo, hi);
+    return *reinterpret_cast<const uint32_t *>(&h);
+  }
+  static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0,
+                                             uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+struct pkv_bf16_type {
+  typedef __nv_bfloat16 scalar;
+  static constexpr int dtype = PKV_DTYPE_BF16;
+  static __device__ __forceinline__ uint32_t pack(float lo, float hi) {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(lo, hi);
+    return *reinterpret_cast<const uint32_t *>(&h);
+  }
+  static __device__ __forceinline__ void mma(float c[4], const uint32_t a[4], uint32_t b0,
+                                             uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};\n"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+static __device__ __forceinline__ void pkv_prefetch_l1(const void *at) {
+  asm volatile("prefetch.global.L1 [%0];\n" ::"l"(at));
+}
+
+/* Programmatic dependent launch; nothing before sm_90. */
+static __device__ __forceinline__ void pkv_grid_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;\n" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void pkv_grid_release() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+#endif
+}
+
+static __device__ __forceinline__ float pkv_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
+#endif

@@ -1,0 +1,16 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the thin files that instantiate the decode kernels: one a K/V type and head dimension."""
+import pathlib
+
+ROOM = pathlib.Path(__file__).resolve().parent.parent / "src" / "backend" / "cuda"
+TEXT = """/* SPDX-License-Identifier: Apache-2.0 */
+/* Written by tools/gen_cuda_sets.py: {kv} K and V, head_dim up to {hd}. */
+#include "backend/cuda/decode_launch.cuh"
+
+PKV_CUDA_DECODE_SET(pkv_cuda_decode_{kv}_{hd}, pkv_kv_{kv}, {hd})
+"""
+
+for kv in ("f16", "bf16", "e4m3"):
+    for hd in (64, 128, 256):
+        (ROOM / f"decode_{kv}_{hd}.cu").write_text(TEXT.format(kv=kv, hd=hd))
