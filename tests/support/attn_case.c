@@ -300,10 +300,12 @@ static void answer_one(attn_case *c, const double *k, const double *v, double *l
     }
   }
   double ds = U * (d / 8.0 + 8.0) * size + 8.0 * U * (double)s->soft_cap;
+  ds += s->operand_u * size;
   if (c->sinks != NULL) ds += 4.0 * U * fabs((double)c->sinks[head]);
   const double sums = 8.0 * U * sqrt((double)(hi - lo) + 64.0);
   for (int32_t i = 0; i < d; i++)
-    c->bound[at + i] = (2.0 * ds + sums) * abs_sum[i] + out_rounding(s->out_dtype, c->want[at + i]);
+    c->bound[at + i] = (2.0 * ds + sums + 2.0 * s->operand_u) * abs_sum[i] +
+                       out_rounding(s->out_dtype, c->want[at + i]);
   const double lse = top + log(sum), unit = s->lse_base2 ? 1.0 / log(2.0) : 1.0;
   c->want_lse[token * heads + head] = lse * unit;
   c->bound_lse[token * heads + head] = (ds + sums + 2.0 * U * fabs(lse)) * unit;

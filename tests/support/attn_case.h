@@ -15,6 +15,7 @@
  *            the numerator and the denominator, with the exponential's 2 u and the rescales.
  *   together (2 |ds| + 8 u sqrt(n + 64)) sum_j p_j |v_j|, plus the rounding to the output's dtype.
  * lse: |ds| + 8 u sqrt(n + 64) + 2 u |lse|.
+ * Operands rounded to u' (tensor cores): |ds| grows by u' A, a weight by the factor 1 +- u'.
  */
 #ifndef PKV_TEST_ATTN_CASE_H
 #define PKV_TEST_ATTN_CASE_H
@@ -42,6 +43,8 @@ typedef struct attn_spec {
   bool strided;           /* q and out with gaps */
   float k_scale, v_scale; /* fp8 */
   bool head_scales;       /* fp8 */
+  /* unit roundoff of q and of weights as a tensor core takes them; 0 = float */
+  double operand_u;
   int32_t needle;         /* token position of a huge score in every row; -1 = none */
   const int32_t *seq_len; /* [rows] */
 } attn_spec;
