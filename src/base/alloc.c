@@ -4,13 +4,28 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+/*
+ * Large blocks (K/V storage above all) ask for transparent huge pages: attention walks K and V in runs
+ * of a few KiB at random places, and with 4 KiB pages address translation is what limits it.
+ */
+#define HUGE_PAGE      ((size_t)2 << 20)
+#define HUGE_PAGE_FROM ((size_t)8 << 20)
 
 static void *default_alloc(void *ctx, size_t size, size_t align) {
   (void)ctx;
   if (align < sizeof(void *)) align = sizeof(void *);
+  if (size >= HUGE_PAGE_FROM && align < HUGE_PAGE) align = HUGE_PAGE;
   /* aligned_alloc wants a multiple of the alignment */
   if (size > SIZE_MAX - (align - 1)) return NULL;
-  return aligned_alloc(align, (size + align - 1) & ~(align - 1));
+  const size_t whole = (size + align - 1) & ~(align - 1);
+  void *p = aligned_alloc(align, whole);
+#ifdef MADV_HUGEPAGE
+  /* a wish: where the system refuses it, the block serves as it is */
+  if (p != NULL && align >= HUGE_PAGE) (void)madvise(p, whole, MADV_HUGEPAGE);
+#endif
+  return p;
 }
 
 static void default_free(void *ctx, void *ptr, size_t size) {
