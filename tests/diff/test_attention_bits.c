@@ -35,7 +35,8 @@ static void assert_same(const void *a, const void *b, size_t bytes, const char *
 static void test_any_number_of_workers(void **state) {
   (void)state;
   static const int32_t threads[] = {1, 2, 3, 8};
-  static const pkv_route routes[] = {PKV_ROUTE_BALANCED, PKV_ROUTE_WORKQUEUE, PKV_ROUTE_SPLIT};
+  static const pkv_route routes[] = {PKV_ROUTE_BALANCED, PKV_ROUTE_WORKQUEUE, PKV_ROUTE_SPLIT,
+                                     PKV_ROUTE_BUCKET_EXACT, PKV_ROUTE_BUCKET_PADDED};
   const int32_t lens[] = {300, 3, 700, 64, 0, 129};
   static const int32_t q_lens[] = {1, 5, 70};
   for (size_t q = 0; q < COUNT(q_lens); q++) {

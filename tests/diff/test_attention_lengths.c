@@ -101,43 +101,60 @@ static void test_twenty_fixed_splits(void **state) {
   attn_case_deinit(&c);
 }
 
-/* The needle's weight is 1 up to e^-50: the output is its V, in each page in turn. */
+/* Every value of the output is that of the needle's V: its weight is 1 up to e^-50. */
+static void check_needle(const attn_case *c, const char *what) {
+  const attn_spec *s = &c->spec;
+  for (int32_t row = 0; row < s->rows; row++) {
+    for (int32_t head = 0; head < s->kv_heads * s->group; head++) {
+      const void *v = attn_case_element(c, true, row, s->needle, head / s->group);
+      for (int32_t d = 0; d < s->head_dim; d++) {
+        const float want = pkv_load(v, s->kv_dtype, d);
+        const float got = ((float *)c->out)[row * c->out_token + head * c->out_head + d];
+        if (!(fabsf(got - want) <= 4e-7f * (1.0f + fabsf(want))))
+          fail_msg("%s: needle %d row %d head %d [%d]: got %.9g, want %.9g", what, s->needle, row,
+                   head, d, (double)got, (double)want);
+      }
+    }
+  }
+}
+
+/* In each page in turn, for every element type and several page sizes. */
 static void test_needles(void **state) {
   (void)state;
+  static const struct {
+    pkv_dtype kv;
+    int32_t page;
+  } kinds[] = {
+      {PKV_DTYPE_F16, 16}, {PKV_DTYPE_F32, 1}, {PKV_DTYPE_BF16, 3}, {PKV_DTYPE_FP8_E4M3, 64}};
   const int32_t lens[] = {200, 197};
   for (size_t i = 0; i < COUNT(isas); i++) {
     pkv_executor *executor = attn_executor(isas[i], 2);
     if (executor == NULL) continue;
-    for (int32_t needle = 3; needle < 197; needle += 16) {
-      attn_spec s = attn_spec_default();
-      s.rows = 2;
-      s.seq_len = lens;
-      s.needle = needle;
-      s.scale = 1.0f;
-      attn_case c;
-      attn_case_init(&c, &s);
-      for (size_t r = 0; r < COUNT(routes); r++) {
-        pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
-        options.route = routes[r];
-        attn_plan p;
-        attn_plan_init(&p, &c, &options);
-        attn_run(&c, &p, executor);
-        for (int32_t row = 0; row < 2; row++) {
-          for (int32_t head = 0; head < 4; head++) {
-            const void *v = attn_case_element(&c, true, row, needle, head / 2);
-            for (int32_t d = 0; d < s.head_dim; d++) {
-              const float want = pkv_load(v, s.kv_dtype, d);
-              const float got = ((float *)c.out)[row * c.out_token + head * c.out_head + d];
-              if (!(fabsf(got - want) <= 4e-7f * (1.0f + fabsf(want))))
-                fail_msg("%s %s needle %d row %d head %d [%d]: got %.9g, want %.9g",
-                         pkv_isa_name(isas[i]), pkv_route_name(routes[r]), needle, row, head, d,
-                         (double)got, (double)want);
-            }
-          }
+    for (size_t k = 0; k < COUNT(kinds); k++) {
+      for (int32_t needle = kinds[k].page / 5; needle < 197; needle += kinds[k].page) {
+        attn_spec s = attn_spec_default();
+        s.kv_dtype = kinds[k].kv;
+        s.page_tokens = kinds[k].page;
+        s.rows = 2;
+        s.seq_len = lens;
+        s.needle = needle;
+        s.scale = 1.0f;
+        attn_case c;
+        attn_case_init(&c, &s);
+        for (size_t r = 0; r < COUNT(routes); r++) {
+          char what[96];
+          pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+          options.route = routes[r];
+          attn_plan p;
+          attn_plan_init(&p, &c, &options);
+          attn_run(&c, &p, executor);
+          snprintf(what, sizeof what, "%s %s %s page %d", pkv_isa_name(isas[i]),
+                   pkv_route_name(routes[r]), pkv_dtype_name(s.kv_dtype), s.page_tokens);
+          check_needle(&c, what);
+          attn_plan_deinit(&p);
         }
-        attn_plan_deinit(&p);
+        attn_case_deinit(&c);
       }
-      attn_case_deinit(&c);
     }
     pkv_executor_destroy(executor);
   }
