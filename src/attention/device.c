@@ -143,6 +143,10 @@ void pkv_device_plan_set_fused(pkv_device_plan *plan, int32_t fused) {
   if (plan) plan->fused_merge = fused != 0;
 }
 
+void pkv_device_plan_set_overlap(pkv_device_plan *plan, int32_t overlap) {
+  if (plan) plan->overlap = overlap != 0;
+}
+
 pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows, const int32_t *seq_len,
                                  void *stream, pkv_error *err) {
   PKV_CHECK(err, plan, PKV_E_INVALID, "plan is NULL");
@@ -156,6 +160,7 @@ pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows, const int3
   plan->built = 0;
   PKV_TRY(plan->executor->device_ops->build(plan, plan->limits.max_seq_len, seq_len, stream, err));
   plan->built = 1;
+  plan->fresh = 1;
   return PKV_OK;
 }
 
@@ -193,6 +198,7 @@ pkv_status pkv_device_plan_upload(pkv_device_plan *out, const pkv_plan *plan, vo
   PKV_TRY(ops->copy(out->executor, out->plan, plan, (size_t)plan->plan_bytes, stream, err));
   PKV_TRY(ops->reset(out, stream, err));
   out->built = 1;
+  out->fresh = 1;
   return PKV_OK;
 }
 

@@ -7,7 +7,8 @@
 #include <sys/mman.h>
 
 /*
- * Large blocks (K/V storage above all) ask for transparent huge pages: attention walks K and V in runs
+ * Large blocks (K/V storage above all) ask for transparent huge pages: attention walks K and V in
+ * runs
  * of a few KiB at random places, and with 4 KiB pages address translation is what limits it.
  */
 #define HUGE_PAGE      ((size_t)2 << 20)

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include <cmocka.h>
+#include <cuda_runtime_api.h>
 
 #include "base/dtype.h"
 #include "gpu/gpu_case.h"
@@ -261,6 +262,7 @@ static void test_same_bits(void **state) {
   void *first = malloc(c.out_bytes);
   memcpy(first, c.out, c.out_bytes);
   for (int i = 0; i < 100; i++) {
+    pkv_device_plan_set_overlap(plan, i % 2);
     gpu_run(&g, plan);
     assert_memory_equal(first, c.out, c.out_bytes);
   }
@@ -324,6 +326,66 @@ static void test_batch_invariant(void **state) {
     attn_case_deinit(&c);
   }
   free(alone);
+}
+
+/* ------------------------------------------------------------------ graphs */
+
+#define CUDA(call) assert_int_equal((call), cudaSuccess)
+
+/* Plan and two layers captured with rows of one token, replayed with others, longer and empty
+   ones. */
+static void test_graph_takes_other_lengths(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t lens[] = {3000, 1, 64, 700, 0, 129, 5000, 33};
+  const size_t bytes = sizeof lens;
+  int32_t ones[COUNT(lens)], none[COUNT(lens)] = {0};
+  attn_spec s = attn_spec_default();
+  s.seed = 21;
+  s.operand_u = operand_u(s.kv_dtype);
+  s.q_dtype = PKV_DTYPE_F16;
+  s.rows = (int32_t)COUNT(lens);
+  s.seq_len = lens;
+  attn_case c;
+  attn_case_init(&c, &s);
+  attn_case_answer(&c);
+  gpu_case g;
+  gpu_case_init(&g, &c, gpu);
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  pkv_device_plan *plan = gpu_plan(&g, &options);
+  pkv_device_plan_set_overlap(plan, 1);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  pkv_error err = {0};
+  for (size_t i = 0; i < COUNT(ones); i++)
+    ones[i] = 1;
+  CUDA(cudaStreamCreate(&stream));
+  CUDA(cudaMemcpy(g.seq_len, ones, bytes, cudaMemcpyHostToDevice));
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  assert_int_equal(pkv_device_plan_build(plan, s.rows, g.seq_len, stream, &err), PKV_OK);
+  for (int layer = 0; layer < 2; layer++)
+    assert_int_equal(pkv_device_attention(gpu, plan, &g.args, stream, &err), PKV_OK);
+  CUDA(cudaStreamEndCapture(stream, &graph));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  for (int i = 0; i < 6; i++) {
+    const int32_t *now = i % 3 == 0 ? lens : i % 3 == 1 ? none : ones;
+    CUDA(cudaMemcpy(g.seq_len, now, bytes, cudaMemcpyHostToDevice));
+    CUDA(cudaMemset(g.out, 0x5a, c.out_bytes));
+    CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaMemcpy(c.out, g.out, c.out_bytes, cudaMemcpyDeviceToHost));
+    CUDA(cudaMemcpy(c.lse, g.lse, c.lse_floats * sizeof(float), cudaMemcpyDeviceToHost));
+    if (now == lens) attn_check(&c, "replayed graph");
+    for (size_t k = 0; now == none && k < c.out_bytes; k++)
+      if (((unsigned char *)c.out)[k] != 0) fail_msg("byte %zu of an empty batch is not zero", k);
+  }
+  CUDA(cudaGraphExecDestroy(exec));
+  CUDA(cudaGraphDestroy(graph));
+  CUDA(cudaStreamDestroy(stream));
+  pkv_device_plan_destroy(plan);
+  gpu_case_deinit(&g);
+  attn_case_deinit(&c);
 }
 
 /* ------------------------------------------------------------------ faults and refusals */
@@ -392,10 +454,15 @@ static int teardown(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_plans_equal),   cmocka_unit_test(test_grid),
-      cmocka_unit_test(test_fast_shapes),   cmocka_unit_test(test_needles),
-      cmocka_unit_test(test_same_bits),     cmocka_unit_test(test_batch_invariant),
-      cmocka_unit_test(test_fault_is_told), cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_plans_equal),
+      cmocka_unit_test(test_grid),
+      cmocka_unit_test(test_fast_shapes),
+      cmocka_unit_test(test_needles),
+      cmocka_unit_test(test_same_bits),
+      cmocka_unit_test(test_batch_invariant),
+      cmocka_unit_test(test_graph_takes_other_lengths),
+      cmocka_unit_test(test_fault_is_told),
+      cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

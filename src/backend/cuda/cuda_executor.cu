@@ -231,8 +231,10 @@ static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_atten
   if (plan->header.route != PKV_ROUTE_BALANCED)
     return run_launches(plan, ops, p, (cudaStream_t)stream, err);
   const bool invariant = (plan->header.flags & PKV_PLAN_BATCH_INVARIANT) != 0;
-  const cudaError_t e = ops->launch(invariant ? PKV_CUDA_DECODE_INVARIANT : PKV_CUDA_DECODE, &p,
-                                    plan->header.parts, 1, (cudaStream_t)stream);
+  const cudaError_t e =
+      ops->launch(invariant ? PKV_CUDA_DECODE_INVARIANT : PKV_CUDA_DECODE, &p, plan->header.parts,
+                  plan->overlap && !plan->fresh, (cudaStream_t)stream);
+  plan->fresh = 0;
   return launched(plan->executor, e, "decode", (cudaStream_t)stream, err);
 }
 

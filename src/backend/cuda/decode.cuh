@@ -146,7 +146,9 @@ static __device__ __forceinline__ void pkv_decode_part(const pkv_cuda_decode_par
   pkv_walk_start(now, p, work);
   feed.start(now, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * C::ring_bytes), warp,
              lane);
-  /* Before this line only plan and table are read: the kernel before may still be writing q and the
+  /* Before this line only plan and table are read: where launches overlap, the kernel before may
+  still be
+     writing q and the
      newest page. */
   pkv_grid_wait();
   pkv_grid_release();
