@@ -3,18 +3,15 @@
  * device.h - libpkv on a GPU: plans that the device makes for itself, attention and append on a
  * stream.
  *
- * What differs from pkv.h: pointers to tensors, tables, lengths and slots are the device's; calls
- * put
- * work on a stream and return at once; nothing synchronises, nothing allocates after creation, and
- * no
- * launch depends on lengths. So a step can be captured in a CUDA graph with any lengths and
- * replayed
- * with any other within the limits: rebuild the plan inside the graph, from lengths on the device.
- * `stream` is a cudaStream_t; NULL is the default stream.
+ * What differs from pkv.h: pointers to tensors, tables, lengths and slots are the device's;
+ * calls put work on a stream and return at once; nothing synchronises, nothing allocates after
+ * creation, and no launch depends on lengths. So a step can be captured in a CUDA graph with any
+ * lengths and replayed with any other within the limits: rebuild the plan inside the graph, from
+ * lengths on the device. `stream` is a cudaStream_t; NULL is the default stream.
  *
- * What the host cannot see it cannot check: lengths below 0 count as 0, lengths beyond max_seq_len
- * and
- * page ids outside the cache are not read; pkv_device_plan_fault tells afterwards.
+ * What the host cannot see it cannot check: lengths below 0 count as 0, lengths beyond
+ * max_seq_len and page ids outside the cache are not read; pkv_device_plan_fault tells
+ * afterwards.
  */
 #ifndef PKV_DEVICE_H
 #define PKV_DEVICE_H

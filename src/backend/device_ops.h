@@ -20,7 +20,7 @@ struct pkv_device_plan {
   pkv_dtype kv_dtype;
   pkv_device_limits limits;
   int32_t fused_merge, overlap;
-  int32_t fresh; /* no launch has used the plan yet */
+  int32_t fresh;           /* no launch has used the plan yet */
   int32_t built;           /* header says for what */
   struct pkv_plan header;  /* host copy; of a device-made plan without what the lengths decide */
   pkv_plan_launch *launch; /* host copy of an uploaded plan's launches */
