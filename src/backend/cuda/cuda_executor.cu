@@ -202,7 +202,7 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   return p;
 }
 
-/* The seed's routes: the launches as planned; fused plans leave out merges that tasks do. */
+/* The seed's routes: the launches as planned. Fused, a merge launch does the empty rows only. */
 static pkv_status run_launches(struct pkv_device_plan *plan, const pkv_cuda_decode_ops *ops,
                                pkv_cuda_decode_params p, cudaStream_t stream, pkv_error *err) {
   const pkv_plan_item *items = p.items;
@@ -212,7 +212,6 @@ static pkv_status run_launches(struct pkv_device_plan *plan, const pkv_cuda_deco
     const bool merge = l->kind == PKV_LAUNCH_MERGE;
     p.items = items + (merge ? 0 : l->first);
     p.merges = merges + (merge ? l->first : 0);
-    if (merge && plan->fused_merge) p.fused_merge = 1;
     const cudaError_t e =
         ops->launch(merge ? PKV_CUDA_MERGE : PKV_CUDA_DECODE_ITEMS, &p, l->count, 0, stream);
     PKV_TRY(launched(plan->executor, e, merge ? "merge" : "decode_items", stream, err));

@@ -295,6 +295,7 @@ __global__ void __launch_bounds__(PKV_THREADS)
   const pkv_plan_merge to = p.merges[blockIdx.x];
   const int rows =
       min(PKV_CUDA_TILE_ROWS, p.q_len * p.group - (int)blockIdx.y * PKV_CUDA_TILE_ROWS);
+  if (to.count > 0 && p.fused_merge) return; /* its last task has merged it */
   if (to.count > 0) {
     pkv_fold_slots<HD, false>(p, to.row, to.kv_head, blockIdx.y, to.first_slot, to.count,
                               p.slot_stride, rows);

@@ -36,7 +36,6 @@ template <typename MMA, int HD> struct pkv_kv16 {
     pkv_ldmatrix(b,
                  slice + (uint32_t)((t * chunks + pkv_swizzle<chunks>(t, 2 * step + half)) * 16));
   }
-  static constexpr int k_steps_a_load = 1;
   /* b[0..1] and b[2..3]: the two n8 blocks of 16 head dimensions. */
   static __device__ __forceinline__ void load_v(uint32_t b[4], uint32_t slice, int pair, int lane) {
     const int t = lane & 15, half = lane >> 4;
