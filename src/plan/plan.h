@@ -103,6 +103,7 @@ struct pkv_plan {
   int64_t split_first_at; /* seed's routes: int32 [rows + 1], split_offsets as published */
   int64_t merges_at;      /* pkv_plan_merge [merges]; balanced: in slot order; else row by row */
   int64_t launches_at;    /* pkv_plan_launch [launches] */
+  int64_t tree_at;        /* shared: pkv_plan_tree (plan_tree.h) */
   int64_t plan_bytes;
   /* Counters (one uint32 a merge, padded to 64) first, then slots * state bytes. */
   int64_t workspace_bytes;

@@ -2,13 +2,19 @@
 /* Checks shape and options, fills in defaults, and computes where a plan's arrays lie. */
 #include "plan/plan_setup.h"
 
+#include "plan/plan_tree.h"
 #include "policy/shape.h"
 
 _Static_assert(sizeof(pkv_plan_cursor) == 24, "plan bytes are fixed");
 _Static_assert(sizeof(pkv_plan_item) == 20, "plan bytes are fixed");
 _Static_assert(sizeof(pkv_plan_merge) == 16, "plan bytes are fixed");
 _Static_assert(sizeof(pkv_plan_launch) == 16, "plan bytes are fixed");
-_Static_assert(sizeof(struct pkv_plan) == 160, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_tree_rank) == 48, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_tree_node) == 48, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_node_cursor) == 24, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_private_cursor) == 32, "plan bytes are fixed");
+_Static_assert(sizeof(pkv_plan_tree) == 136, "plan bytes are fixed");
+_Static_assert(sizeof(struct pkv_plan) == 168, "plan bytes are fixed");
 
 static pkv_status check_options(const pkv_plan_options *options, pkv_error *err) {
   PKV_CHECK_STRUCT(err, options, pkv_plan_options);
