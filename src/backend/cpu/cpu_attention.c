@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 
+#include "backend/cpu/cpu_shared.h"
 #include "plan/plan_core.h"
 
 typedef struct attention_run {
@@ -215,6 +216,10 @@ pkv_status pkv_cpu_attention(pkv_executor *executor, const pkv_attention_params 
   run.counters = p->workspace;
   run.slots = (float *)(void *)((unsigned char *)p->workspace + pkv_plan_slots_at(plan));
   PKV_ASSERT(pkv_plan_check(plan, (size_t)plan->plan_bytes, NULL) == PKV_OK);
+  if (plan->route == PKV_ROUTE_SHARED) {
+    pkv_cpu_shared_attention(executor, p);
+    return PKV_OK;
+  }
   for (int32_t i = 0; i < plan->merges; i++)
     atomic_store_explicit(&run.counters[i], 0u, memory_order_relaxed);
   for (int32_t i = 0; i < plan->launches; i++) {
