@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds up a ctest run: what each cmocka or unittest program reports, one for any other program.
 
-    ctest_totals.py REPORT.xml      (ctest --output-junit)
+    ctest_totals.py REPORT.xml      (ctest --output-junit, or pytest --junitxml)
 
 Prints a line for each program with failures or skips, names what was skipped, and last
 "PASSED FAILED SKIPPED".
@@ -50,9 +50,25 @@ def program_totals(status, output):
     return totals
 
 
-def main():
+def pytest_totals(root):
+    """The three numbers of pytest's report; an expected failure counts as left out."""
+    number = lambda suite, key: int(suite.get(key, "0"))
     total = [0, 0, 0]
-    for case in ET.parse(sys.argv[1]).getroot().iter("testcase"):
+    for suite in root.iter("testsuite"):
+        bad = number(suite, "failures") + number(suite, "errors")
+        skipped = number(suite, "skipped")
+        ran = number(suite, "tests") - bad - skipped
+        total = [a + b for a, b in zip(total, [ran, bad, skipped])]
+    return total
+
+
+def main():
+    root = ET.parse(sys.argv[1]).getroot()
+    if root.tag == "testsuites":
+        print(*pytest_totals(root))
+        return
+    total = [0, 0, 0]
+    for case in root.iter("testcase"):
         output = case.findtext("system-out") or ""
         counts = program_totals(case.get("status"), output)
         total = [a + b for a, b in zip(total, counts)]

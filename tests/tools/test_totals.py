@@ -4,9 +4,10 @@
 import os
 import sys
 import unittest
+import xml.etree.ElementTree as ET
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools"))
-from ctest_totals import program_totals
+from ctest_totals import program_totals, pytest_totals
 
 CMOCKA = """[==========] Running 4 test(s).
 [       OK ] a
@@ -40,6 +41,11 @@ class Totals(unittest.TestCase):
     def test_a_crash_after_or_without_closing_lines_is_a_failure(self):
         self.assertEqual(program_totals("fail", CMOCKA), [2, 1, 1])
         self.assertEqual(program_totals("fail", "[ RUN      ] a\nSegmentation fault"), [0, 1, 0])
+
+    def test_pytest_says_it_in_attributes(self):
+        suite = '<testsuite errors="1" failures="2" skipped="3" tests="10"/>'
+        root = ET.fromstring(f"<testsuites>{suite}</testsuites>")
+        self.assertEqual(pytest_totals(root), [4, 3, 3])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C ABI of libpkv for ctypes. Written by tools/gen_python_abi.py; do not edit.
+
+Every pointer is a c_void_p: addresses and byref() alike. Sizes and strides are those of pkv.h.
+"""
+
+from ctypes import (
+    Structure,
+    c_char,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_void_p,
+)
+
+DEVICE_CPU = 0
+DEVICE_CUDA = 1
+DTYPE_BF16 = 2
+DTYPE_F16 = 1
+DTYPE_F32 = 0
+DTYPE_FP8_E4M3 = 3
+ERROR_TEXT_BYTES = 192
+E_DEVICE = -11
+E_FORMAT = -8
+E_INTERNAL = -12
+E_INVALID = -1
+E_IO = -7
+E_LIMIT = -10
+E_NOMEM = -2
+E_NO_PAGES = -6
+E_RANGE = -4
+E_STATE = -9
+E_TOO_SMALL = -5
+E_UNSUPPORTED = -3
+ISA_AUTO = 0
+ISA_AVX2 = 3
+ISA_AVX512 = 4
+ISA_NEON = 5
+ISA_REFERENCE = 1
+ISA_SCALAR = 2
+LAYOUT_HND = 0
+LAYOUT_NHD = 1
+LOG_DEBUG = 3
+LOG_ERROR = 0
+LOG_INFO = 2
+LOG_WARN = 1
+OK = 0
+PLAN_BATCH_INVARIANT = 1
+POLICY_FIXED = 0
+POLICY_ROOFLINE = 2
+POLICY_STATIC = 1
+ROUTE_AUTO = 0
+ROUTE_BALANCED = 5
+ROUTE_BUCKET_EXACT = 1
+ROUTE_BUCKET_PADDED = 2
+ROUTE_FLASHINFER = 7
+ROUTE_SHARED = 6
+ROUTE_SPLIT = 3
+ROUTE_WORKQUEUE = 4
+SEED_TILE_TOKENS = 32
+TILE_TOKENS = 64
+VERSION_MAJOR = 0
+VERSION_MINOR = 1
+VERSION_PATCH = 0
+
+
+class Error(Structure):
+    _fields_ = [
+        ("status", c_int32),
+        ("where", c_void_p),
+        ("text", c_char * 192),
+    ]
+
+
+class Allocator(Structure):
+    _fields_ = [
+        ("alloc", c_void_p),
+        ("free", c_void_p),
+        ("ctx", c_void_p),
+    ]
+
+
+class ExecutorOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("device", c_int32),
+        ("isa", c_int32),
+        ("threads", c_int32),
+        ("allocator", c_void_p),
+    ]
+
+
+class Cache(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int32),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("k_page_stride", c_int64),
+        ("k_token_stride", c_int64),
+        ("k_head_stride", c_int64),
+        ("v_page_stride", c_int64),
+        ("v_token_stride", c_int64),
+        ("v_head_stride", c_int64),
+        ("pages", c_int64),
+        ("page_tokens", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
+        ("k_head_scale", c_void_p),
+        ("v_head_scale", c_void_p),
+    ]
+
+
+class PoolOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("dtype", c_int32),
+        ("layout", c_int32),
+        ("layers", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_tokens", c_int32),
+        ("pages", c_int64),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
+        ("allocator", c_void_p),
+    ]
+
+
+class PoolStats(Structure):
+    _fields_ = [
+        ("pages_total", c_int64),
+        ("pages_free", c_int64),
+        ("pages_in_use", c_int64),
+        ("pages_shared", c_int64),
+        ("peak_in_use", c_int64),
+        ("copies", c_int64),
+        ("storage_bytes", c_size_t),
+    ]
+
+
+class AppendArgs(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("cache", c_void_p),
+        ("tokens", c_int64),
+        ("slots", c_void_p),
+        ("k", c_void_p),
+        ("v", c_void_p),
+        ("k_token_stride", c_int64),
+        ("v_token_stride", c_int64),
+    ]
+
+
+class Shape(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("query_heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("page_tokens", c_int32),
+        ("q_len", c_int32),
+        ("window", c_int32),
+    ]
+
+
+class PlanOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("route", c_int32),
+        ("flags", c_uint32),
+        ("parts", c_int32),
+        ("splits", c_int32),
+        ("bucket_tokens", c_int32),
+        ("chunk_tokens", c_int32),
+        ("tile_cost", c_uint32),
+        ("segment_cost", c_uint32),
+    ]
+
+
+class PlanStats(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("route", c_int32),
+        ("rows", c_int32),
+        ("launches", c_int32),
+        ("tasks", c_int64),
+        ("partial_states", c_int64),
+        ("merge_state_bytes", c_int64),
+        ("useful_kv_bytes", c_int64),
+        ("padded_kv_bytes", c_int64),
+        ("max_part_cost", c_int64),
+        ("total_cost", c_int64),
+        ("plan_bytes", c_size_t),
+        ("workspace_bytes", c_size_t),
+    ]
+
+
+class Profile(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("name", c_char * 64),
+        ("read_gb_s", c_double),
+        ("launch_us", c_double),
+        ("sms", c_int32),
+        ("min_ctas", c_int32),
+        ("routes", c_uint32),
+    ]
+
+
+class Choice(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("wanted", c_int32),
+        ("route", c_int32),
+        ("splits", c_int32),
+        ("predicted_us", c_double),
+        ("reason", c_char * 160),
+    ]
+
+
+class AttentionArgs(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("plan", c_void_p),
+        ("cache", c_void_p),
+        ("block_table", c_void_p),
+        ("block_table_stride", c_int64),
+        ("max_pages", c_int32),
+        ("q_dtype", c_int32),
+        ("q", c_void_p),
+        ("q_token_stride", c_int64),
+        ("q_head_stride", c_int64),
+        ("out_dtype", c_int32),
+        ("out", c_void_p),
+        ("out_token_stride", c_int64),
+        ("out_head_stride", c_int64),
+        ("lse", c_void_p),
+        ("lse_token_stride", c_int64),
+        ("lse_base2", c_int32),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("sinks", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+    ]
+
+
+STRUCTS = {
+    "pkv_error": Error,
+    "pkv_allocator": Allocator,
+    "pkv_executor_options": ExecutorOptions,
+    "pkv_cache": Cache,
+    "pkv_pool_options": PoolOptions,
+    "pkv_pool_stats": PoolStats,
+    "pkv_append_args": AppendArgs,
+    "pkv_shape": Shape,
+    "pkv_plan_options": PlanOptions,
+    "pkv_plan_stats": PlanStats,
+    "pkv_profile": Profile,
+    "pkv_choice": Choice,
+    "pkv_attention_args": AttentionArgs,
+}
+
+# name: (result, arguments)
+FUNCTIONS = {
+    "pkv_status_name": (c_char_p, [c_int32]),
+    "pkv_status_text": (c_char_p, [c_int32]),
+    "pkv_version": (c_char_p, []),
+    "pkv_version_number": (c_int32, []),
+    "pkv_log_set": (None, [c_void_p, c_void_p]),
+    "pkv_dtype_name": (c_char_p, [c_int32]),
+    "pkv_dtype_bytes": (c_size_t, [c_int32]),
+    "pkv_isa_name": (c_char_p, [c_int32]),
+    "pkv_executor_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_executor_destroy": (None, [c_void_p]),
+    "pkv_executor_isa": (c_int32, [c_void_p]),
+    "pkv_executor_threads": (c_int32, [c_void_p]),
+    "pkv_pool_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_pool_wrap": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p, c_void_p]),
+    "pkv_pool_destroy": (None, [c_void_p]),
+    "pkv_pool_cache": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p]),
+    "pkv_pool_alloc": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "pkv_pool_retain": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "pkv_pool_release": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "pkv_pool_refcount": (c_int32, [c_void_p, c_int32]),
+    "pkv_pool_get_stats": (None, [c_void_p, c_void_p]),
+    "pkv_table_create": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "pkv_table_destroy": (None, [c_void_p]),
+    "pkv_table_extend": (c_int32, [c_void_p, c_int32, c_int32, c_void_p]),
+    "pkv_table_truncate": (c_int32, [c_void_p, c_int32, c_int32, c_void_p]),
+    "pkv_table_fork": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "pkv_table_attach": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, c_int32, c_void_p]),
+    "pkv_table_slots": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "pkv_table_seq_len": (c_int32, [c_void_p, c_int32]),
+    "pkv_table_row": (c_void_p, [c_void_p, c_int32]),
+    "pkv_table_stride": (c_int64, [c_void_p]),
+    "pkv_append": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_route_name": (c_char_p, [c_int32]),
+    "pkv_plan_size": (
+        c_int32,
+        [
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int32,
+            c_int32,
+            c_void_p,
+        ],
+    ),
+    "pkv_plan_build": (
+        c_int32,
+        [
+            c_void_p,
+            c_void_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+            c_int32,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
+    "pkv_plan_get_stats": (c_int32, [c_void_p, c_void_p, c_int32, c_void_p]),
+    "pkv_policy_name": (c_char_p, [c_int32]),
+    "pkv_policy_choose": (
+        c_int32,
+        [
+            c_void_p,
+            c_int32,
+            c_int32,
+            c_void_p,
+            c_int32,
+            c_int32,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
+    "pkv_attention_run": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_merge_states": (
+        c_int32,
+        [
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int32,
+            c_int64,
+            c_int32,
+            c_int32,
+            c_void_p,
+        ],
+    ),
+    "pkv_device_alloc": (c_int32, [c_void_p, c_void_p, c_size_t, c_void_p]),
+    "pkv_device_free": (None, [c_void_p, c_void_p]),
+    "pkv_device_copy": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]),
+    "pkv_device_synchronize": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_device_parts": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
+    "pkv_device_plan_create": (
+        c_int32,
+        [
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int32,
+            c_int32,
+            c_int32,
+            c_void_p,
+        ],
+    ),
+    "pkv_device_plan_destroy": (None, [c_void_p]),
+    "pkv_device_plan_build": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
+    "pkv_device_plan_upload": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_device_plan_download": (
+        c_int32,
+        [
+            c_void_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
+    "pkv_device_plan_fault": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_device_plan_set_overlap": (None, [c_void_p, c_int32]),
+    "pkv_device_plan_set_fused": (None, [c_void_p, c_int32]),
+    "pkv_device_attention": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_device_append": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+}

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs the work: a pool of CPU workers, or a CUDA device.
+
+One call at a time: a lock makes threads wait for one another. A handle belongs to the process that
+made it: after a fork the child is told so, and makes its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from typing import Any, Iterator
+
+from . import _abi
+from ._lib import lib, sized
+from .errors import InvalidArgument, WrongState
+
+_ISAS = {
+    "auto": _abi.ISA_AUTO,
+    "reference": _abi.ISA_REFERENCE,
+    "scalar": _abi.ISA_SCALAR,
+    "avx2": _abi.ISA_AVX2,
+    "avx512": _abi.ISA_AVX512,
+    "neon": _abi.ISA_NEON,
+}
+
+
+def _destroy(pid: int, handle: int) -> None:
+    # A forked child has none of the worker threads that this would wait for.
+    if os.getpid() == pid:
+        lib.function("pkv_executor_destroy")(handle)
+
+
+class Executor:
+    """A worker pool or a device.
+
+    Args:
+        device: "cpu", "cuda" (torch's current device) or "cuda:N".
+        threads: CPU workers, the calling thread included; 0 = one a core this process may use.
+        isa: CPU instruction set: "auto", "reference" (double precision, slow), "scalar", "avx2",
+            "avx512". "auto" follows the environment variable PKV_CPU.
+
+    Raises:
+        NotSupported: the device or the instruction set is not here; the text says what is.
+    """
+
+    def __init__(self, device: str = "cpu", threads: int = 0, isa: str = "auto") -> None:
+        kind, _, index = device.partition(":")
+        if kind not in ("cpu", "cuda") or (index and not index.isdigit()):
+            raise InvalidArgument(f"device is {device!r}, wanted 'cpu', 'cuda' or 'cuda:N'")
+        if isa not in _ISAS:
+            raise InvalidArgument(f"isa is {isa!r}, known are {', '.join(_ISAS)}")
+        self.kind = kind
+        self.index = int(index) if index else (_current_device() if kind == "cuda" else 0)
+        options = sized(_abi.ExecutorOptions)
+        options.device = _abi.DEVICE_CUDA if kind == "cuda" else _abi.DEVICE_CPU
+        options.isa = _ISAS[isa]
+        options.threads = threads
+        handle = ctypes.c_void_p()
+        with self._on_device():
+            lib.call("pkv_executor_create", ctypes.byref(handle), ctypes.byref(options))
+        self._handle = handle.value
+        self._pid = os.getpid()
+        self.lock = threading.RLock()
+        finalizer = weakref.finalize(self, _destroy, self._pid, self._handle)
+        # At exit a daemon thread may still be inside a call; the system takes everything back.
+        finalizer.atexit = False
+
+    @property
+    def device(self) -> str:
+        """ "cpu" or "cuda:N"."""
+        return self.kind if self.kind == "cpu" else f"cuda:{self.index}"
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use ("auto" on a device)."""
+        return lib.function("pkv_isa_name")(
+            lib.function("pkv_executor_isa")(self.handle)
+        ).decode()
+
+    @property
+    def threads(self) -> int:
+        """CPU workers, the calling thread included; 0 on a device."""
+        return lib.function("pkv_executor_threads")(self.handle)
+
+    @property
+    def handle(self) -> int:
+        """The pkv_executor's address, in the process that made it."""
+        if os.getpid() != self._pid:
+            raise WrongState(
+                f"this executor was made in process {self._pid}, before a fork; make a new one, "
+                f"and new objects that use it, in process {os.getpid()}"
+            )
+        return self._handle
+
+    @contextlib.contextmanager
+    def _on_device(self) -> Iterator[None]:
+        """CUDA calls go to the current device: make it ours."""
+        torch = sys.modules.get("torch")
+        if self.kind == "cpu" or torch is None or _current_device() == self.index:
+            yield
+            return
+        with torch.cuda.device(self.index):
+            yield
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[int]:
+        """Lock and device held; gives the handle."""
+        handle = self.handle
+        with self.lock, self._on_device():
+            yield handle
+
+    def stream(self, stream: Any = None) -> int:
+        """The address of a torch stream, of a number, or of torch's current stream."""
+        if self.kind == "cpu":
+            return 0
+        if stream is not None:
+            return int(getattr(stream, "cuda_stream", stream))
+        torch = sys.modules.get("torch")
+        return torch.cuda.current_stream(self.index).cuda_stream if torch is not None else 0
+
+
+def _current_device() -> int:
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else 0
+
+
+_defaults: dict[str, Executor] = {}
+_defaults_lock = threading.Lock()
+
+
+def default_executor(device: str = "cpu") -> Executor:
+    """The process's shared executor of a device, made when first asked for."""
+    with _defaults_lock:
+        found = _defaults.get(device)
+        if found is None or found._pid != os.getpid():
+            found = _defaults[device] = Executor(device)
+        return found
+
+
+def _after_fork() -> None:
+    # Another thread may have held it.
+    global _defaults_lock
+    _defaults_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
