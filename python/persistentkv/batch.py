@@ -125,7 +125,9 @@ class BatchAttention:
         del logits_soft_cap  # plan() has it
         seen = view(q, "q")
         if seen.shape != (self._tokens, *self._shape):
-            raise InvalidArgument(f"q has shape {seen.shape}, wanted {(self._tokens, *self._shape)}")
+            raise InvalidArgument(
+                f"q has shape {seen.shape}, wanted {(self._tokens, *self._shape)}"
+            )
         if out is None:
             out = empty_like(seen, seen.shape, self._element)
         if lse is None:

@@ -24,10 +24,10 @@ def pair_of(paged_kv_cache: Any) -> tuple[View, View]:
             raise InvalidArgument(f"paged_kv_cache: {len(paged_kv_cache)} arrays, wanted (k, v)")
         k, v = paged_kv_cache
     else:
-        shape = getattr(paged_kv_cache, "shape", ())
+        shape: tuple[int, ...] = tuple(getattr(paged_kv_cache, "shape", ()))
         if len(shape) != 5 or shape[1] != 2:
             raise InvalidArgument(
-                f"paged_kv_cache has shape {tuple(shape)}, wanted (k, v) or [pages, 2, ...]"
+                f"paged_kv_cache has shape {shape}, wanted (k, v) or [pages, 2, ...]"
             )
         k, v = paged_kv_cache[:, 0], paged_kv_cache[:, 1]
     views = view(k, "k cache"), view(v, "v cache")
@@ -151,7 +151,9 @@ def append(
     executor = executor or default_executor(device)
     declared = None if kv_data_type is None else dtype_code(kv_data_type, "kv_data_type")
     cache, alive = c_cache(views, kv_layout, declared, k_scale, v_scale)
-    source = [_as_float(x, n, device, cache.kv_heads, cache.head_dim) for x, n in ((k, "k"), (v, "v"))]
+    source = [
+        _as_float(x, n, device, cache.kv_heads, cache.head_dim) for x, n in ((k, "k"), (v, "v"))
+    ]
     if source[0].shape != source[1].shape:
         raise InvalidArgument(f"k is {source[0].shape}, v {source[1].shape}")
     if not is_tensor(slots):

@@ -13,7 +13,8 @@ import os
 import sys
 import threading
 import weakref
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 from . import _abi
 from ._lib import lib, sized
@@ -63,7 +64,7 @@ class Executor:
         handle = ctypes.c_void_p()
         with self._on_device():
             lib.call("pkv_executor_create", ctypes.byref(handle), ctypes.byref(options))
-        self._handle = handle.value
+        self._handle = handle.value or 0
         self._pid = os.getpid()
         self.lock = threading.RLock()
         finalizer = weakref.finalize(self, _destroy, self._pid, self._handle)
@@ -78,9 +79,7 @@ class Executor:
     @property
     def isa(self) -> str:
         """The instruction set in use ("auto" on a device)."""
-        return lib.function("pkv_isa_name")(
-            lib.function("pkv_executor_isa")(self.handle)
-        ).decode()
+        return lib.function("pkv_isa_name")(lib.function("pkv_executor_isa")(self.handle)).decode()
 
     @property
     def threads(self) -> int:

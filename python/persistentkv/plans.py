@@ -122,7 +122,8 @@ class HostPlan:
 
     def __init__(self) -> None:
         self.address = 0
-        self._memory, self._at, self._bytes = None, 0, 0
+        self._memory: np.ndarray | None = None
+        self._at, self._bytes = 0, 0
         self._workspace: np.ndarray | None = None
         self.workspace_at, self.workspace_bytes = 0, 0
 
@@ -196,7 +197,7 @@ class DevicePlan:
                 max_rows,
                 max_seq_len,
             )
-        self.handle = handle.value
+        self.handle = handle.value or 0
         # The executor must outlive the plan: the finalizer keeps it.
         finalizer = weakref.finalize(self, _finish_device_plan, executor, os.getpid(), self.handle)
         finalizer.atexit = False
@@ -222,9 +223,7 @@ class DevicePlan:
         with self.executor.calling():
             error = _abi.Error()
             download = lib.function("pkv_device_plan_download")
-            status = download(
-                None, 0, ctypes.byref(size), self.handle, stream, ctypes.byref(error)
-            )
+            status = download(None, 0, ctypes.byref(size), self.handle, stream, ctypes.byref(error))
             if status not in (_abi.OK, _abi.E_TOO_SMALL):
                 raise lib.failure(status, error)
             memory, at = aligned(size.value)

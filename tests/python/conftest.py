@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tests run: NumPy everywhere; torch on the CPU where there is torch; CUDA with -m gpu."""
-
-import pytest
+"""Where the tests run: NumPy everywhere, torch on the CPU where it is, CUDA with -m gpu."""
 
 import py_support
+import pytest
 
 
 def pytest_configure(config):

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Helpers of the Python tests: element types NumPy lacks, arrays of each kind, a float reference."""
+"""Helpers of the Python tests: element types NumPy lacks, arrays of each kind, a reference."""
 
 import functools
 import math
 
 import numpy as np
-
 import persistentkv as pkv
 
 
@@ -143,9 +142,7 @@ class Pages:
         self.seq_lens = np.asarray(seq_lens, np.int32)
         self.indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self.indices = order[: self.indptr[-1]]
-        self.last = np.where(
-            self.seq_lens > 0, (self.seq_lens - 1) % page + 1, 0
-        ).astype(np.int32)
+        self.last = np.where(self.seq_lens > 0, (self.seq_lens - 1) % page + 1, 0).astype(np.int32)
         shape = (len(order), page, kv_heads, dim)
         self.k, self.v = (rng.standard_normal(shape, np.float32) for _ in range(2))
         self.k, self.v = (encode(x, dtype) for x in (self.k, self.v))
@@ -190,7 +187,6 @@ class Pages:
         rows = len(self.seq_lens)
         parts = np.split(q, rows)
         both = [
-            attention(parts[i], *self.row(i), int(self.seq_lens[i]), **options)
-            for i in range(rows)
+            attention(parts[i], *self.row(i), int(self.seq_lens[i]), **options) for i in range(rows)
         ]
         return np.concatenate([a for a, _ in both]), np.concatenate([b for _, b in both])

@@ -4,9 +4,8 @@
 import math
 
 import numpy as np
-import pytest
-
 import persistentkv as pkv
+import pytest
 from py_support import Kind, Pages, bf16_bits, bf16_floats, decode, encode
 
 LENGTHS = [5, 0, 64, 131, 16, 1, 300]
@@ -26,7 +25,9 @@ def close(got, wanted, tolerance):
     assert (error <= bound).all(), (error.max(), tolerance)
 
 
-def case(kind, seed=0, dtype="float16", kv=None, layout="NHD", heads=(8, 2), dim=64, page=16, q_len=1):
+def case(
+    kind, seed=0, dtype="float16", kv=None, layout="NHD", heads=(8, 2), dim=64, page=16, q_len=1
+):
     rng = np.random.default_rng(seed)
     pages = Pages(rng, LENGTHS, heads[1], dim, page, kv or dtype, layout)
     bits, floats = queries(rng, len(LENGTHS) * q_len, heads[0], dim, dtype)
@@ -148,7 +149,9 @@ def test_one_object_serves_many_steps_of_growing_size(kind):
         assert tuple(out.shape) == (len(lengths), 8, 64)
 
 
-@pytest.mark.parametrize("route", ["balanced", "split", "workqueue", "bucket_exact", "bucket_padded"])
+@pytest.mark.parametrize(
+    "route", ["balanced", "split", "workqueue", "bucket_exact", "bucket_padded"]
+)
 def test_routes_agree_and_explain_themselves(kind, route):
     pages, q, floats, shape = case(kind)
     decoder = pkv.BatchDecode(route=route)
@@ -200,16 +203,16 @@ def test_bfloat16_as_uint16_views():
 def test_merge_states_of_halves_is_the_whole(kind):
     if kind.name == "cuda":
         with pytest.raises(pkv.NotSupported, match="host memory"):
-            pkv.merge_states(kind.put(np.ones((1, 2, 3, 8), np.float32)), kind.put(np.ones((1, 2, 3))))
+            pkv.merge_states(
+                kind.put(np.ones((1, 2, 3, 8), np.float32)), kind.put(np.ones((1, 2, 3)))
+            )
         return
     rng = np.random.default_rng(9)
     pages = Pages(rng, [96, 64], 2, 64, 16, "float16")
     bits, floats = queries(rng, 2, 8, 64, "float16")
     halves = []
     for first, end in ((0, 2), (2, None)):
-        spans = [
-            pages.indices[pages.indptr[r] : pages.indptr[r + 1]][first:end] for r in range(2)
-        ]
+        spans = [pages.indices[pages.indptr[r] : pages.indptr[r + 1]][first:end] for r in range(2)]
         indptr = np.cumsum([0] + [len(s) for s in spans]).astype(np.int32)
         decoder = pkv.BatchDecode()
         arrays = (indptr, np.concatenate(spans), np.full(2, 16, np.int32))

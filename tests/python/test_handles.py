@@ -14,9 +14,8 @@ import threading
 import time
 
 import numpy as np
-import pytest
-
 import persistentkv as pkv
+import pytest
 from persistentkv import _abi
 from py_support import Pages, encode, missing
 
@@ -153,7 +152,9 @@ def test_executors_name_what_they_are_and_refuse_the_rest():
 def test_results_do_not_depend_on_the_number_of_workers():
     results = []
     for threads in (1, 3):
-        decoder, q, cache = simple(np.random.default_rng(4), (900, 5), pkv.Executor(threads=threads))
+        decoder, q, cache = simple(
+            np.random.default_rng(4), (900, 5), pkv.Executor(threads=threads)
+        )
         results.append(decoder.run(q, cache))
     assert np.array_equal(*results)
 
@@ -299,5 +300,3 @@ def test_struct_layouts_are_the_headers(tmp_path):
     subprocess.run(["cc", f"-I{root}/include", source, "-o", program], check=True)
     said = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     assert said.split("\n")[:-1] == wanted
-
-
