@@ -47,8 +47,8 @@ typedef struct pkv_device_ops {
   /* Lengths are cut to 0 .. max_seq_len. */
   pkv_status (*build)(struct pkv_device_plan *plan, int32_t max_seq_len, const int32_t *seq_len,
                       void *stream, pkv_error *err);
-  pkv_status (*reset)(struct pkv_device_plan *plan, void *stream,
-                      pkv_error *err); /* counters to 0 */
+  /* Counters and fault to 0. */
+  pkv_status (*reset)(struct pkv_device_plan *plan, void *stream, pkv_error *err);
   pkv_status (*attention)(struct pkv_device_plan *plan, const pkv_attention_params *p, void *stream,
                           pkv_error *err);
   pkv_status (*append)(pkv_executor *executor, const pkv_append_params *p, void *stream,

@@ -222,6 +222,20 @@ void attn_case_deinit(attn_case *c) {
   memset(c, 0, sizeof *c);
 }
 
+void attn_case_set_lengths(attn_case *c, const int32_t *seq_len) {
+  int32_t *mine = (int32_t *)(uintptr_t)c->spec.seq_len;
+  memcpy(mine, seq_len, (size_t)c->spec.rows * sizeof(int32_t));
+  attn_case_forget(c);
+}
+
+void attn_case_forget(attn_case *c) {
+  double **all[] = {&c->want, &c->bound, &c->want_lse, &c->bound_lse};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+    free(*all[i]);
+    *all[i] = NULL;
+  }
+}
+
 /* ------------------------------------------------------------------ the naive answer */
 
 /* K and V of one row and head as doubles [seq_len, head_dim], scales applied. */

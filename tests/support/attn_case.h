@@ -71,6 +71,10 @@ attn_spec attn_spec_default(void);
 void attn_case_init(attn_case *c, const attn_spec *spec);
 void attn_case_answer(attn_case *c); /* fills want.. and bound.. */
 void attn_case_deinit(attn_case *c);
+/* Frees the answer: make it again after a change of the case. */
+void attn_case_forget(attn_case *c);
+/* Other lengths, none longer than at first, over the same pages; forgets the answer. */
+void attn_case_set_lengths(attn_case *c, const int32_t *seq_len);
 const char *attn_case_name(const attn_case *c, char *text, size_t size);
 
 /* The K or V row of a token (position `token` of row `row`). */

@@ -131,6 +131,7 @@ static pkv_status device_build(struct pkv_device_plan *plan, int32_t max_seq_len
 
 static pkv_status device_reset(struct pkv_device_plan *plan, void *stream, pkv_error *err) {
   PKV_CUDA(err, cudaMemsetAsync(plan->counters, 0, plan->counter_bytes, (cudaStream_t)stream));
+  PKV_CUDA(err, cudaMemsetAsync(plan->fault, 0, sizeof *plan->fault, (cudaStream_t)stream));
   return PKV_OK;
 }
 

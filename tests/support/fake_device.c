@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/fake_device.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backend/device_ops.h"
+#include "base/status.h"
+
+#define FAKE_PARTS 11
+
+fake_device fake_device_state;
+
+/* Counts a call; a failure when it is the one that should fail. */
+static pkv_status call(const char *name, pkv_error *err) {
+  fake_device *f = &fake_device_state;
+  if (++f->calls == f->fail_at)
+    return PKV_FAIL(err, PKV_E_DEVICE, "%s: told to fail as call %d", name, f->calls);
+  return PKV_OK;
+}
+
+static pkv_status fake_alloc(void **out, pkv_executor *executor, size_t bytes, pkv_error *err) {
+  (void)executor;
+  PKV_TRY(call("alloc", err));
+  *out = NULL;
+  if (bytes >= (size_t)1 << 40 || posix_memalign(out, 256, bytes) != 0)
+    return PKV_FAIL(err, PKV_E_NOMEM, "%zu bytes: more than are free", bytes);
+  memset(*out, 0, bytes);
+  fake_device_state.live++;
+  return PKV_OK;
+}
+
+static void fake_free(pkv_executor *executor, void *ptr) {
+  (void)executor;
+  fake_device_state.live--;
+  free(ptr);
+}
+
+static pkv_status fake_copy(pkv_executor *executor, void *to, const void *from, size_t bytes,
+                            void *stream, pkv_error *err) {
+  (void)executor;
+  (void)stream;
+  PKV_TRY(call("copy", err));
+  memcpy(to, from, bytes);
+  return PKV_OK;
+}
+
+static pkv_status fake_synchronize(pkv_executor *executor, void *stream, pkv_error *err) {
+  (void)executor;
+  (void)stream;
+  return call("synchronize", err);
+}
+
+static pkv_status fake_parts(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype,
+                             int32_t head_dim, pkv_error *err) {
+  (void)executor;
+  (void)kv_dtype;
+  (void)head_dim;
+  PKV_TRY(call("parts", err));
+  *parts = FAKE_PARTS;
+  return PKV_OK;
+}
+
+static pkv_status fake_sizes(int64_t *slot_bytes, int32_t *tiles, pkv_executor *executor,
+                             const pkv_shape *shape, pkv_dtype kv_dtype, pkv_error *err) {
+  (void)executor;
+  (void)kv_dtype;
+  PKV_TRY(call("sizes", err));
+  const int64_t rows = (int64_t)(shape->query_heads / shape->kv_heads) * shape->q_len;
+  *slot_bytes = 16 * (shape->head_dim + 2) * 4;
+  *tiles = (int32_t)((rows + 15) / 16);
+  return PKV_OK;
+}
+
+static pkv_status fake_build(struct pkv_device_plan *plan, int32_t max_seq_len,
+                             const int32_t *seq_len, void *stream, pkv_error *err) {
+  const int32_t rows = plan->header.rows;
+  const pkv_plan *out;
+  (void)stream;
+  PKV_TRY(call("build", err));
+  int32_t *lens = malloc((size_t)(rows + 1) * sizeof *lens);
+  for (int32_t r = 0; r < rows; r++)
+    lens[r] = seq_len[r] < 0 ? 0 : seq_len[r] > max_seq_len ? max_seq_len : seq_len[r];
+  const pkv_status status = pkv_plan_build(&out, plan->plan, plan->limits.plan_bytes, &plan->shape,
+                                           &plan->options, rows, lens, err);
+  free(lens);
+  memset(plan->counters, 0, plan->counter_bytes);
+  *plan->fault = 0;
+  return status;
+}
+
+static pkv_status fake_reset(struct pkv_device_plan *plan, void *stream, pkv_error *err) {
+  (void)stream;
+  PKV_TRY(call("reset", err));
+  memset(plan->counters, 0, plan->counter_bytes);
+  *plan->fault = 0;
+  return PKV_OK;
+}
+
+/* First key that some query of a row of `len` tokens sees. */
+static int64_t first_key(const struct pkv_plan *plan, int64_t len) {
+  const int64_t position = len > plan->q_len ? len - plan->q_len : 0;
+  return plan->window > 0 && position + 1 > plan->window ? position + 1 - plan->window : 0;
+}
+
+/* The last row whose table names a page outside the cache, counted from 1; 0 = none. */
+static int32_t faulty_row(const struct pkv_plan *plan, const pkv_attention_params *p) {
+  const int32_t *seq_len = pkv_plan_at(plan, plan->seq_len_at);
+  int32_t fault = 0;
+  for (int32_t r = 0; r < plan->rows; r++)
+    for (int64_t t = first_key(plan, seq_len[r]) / plan->page_tokens;
+         t * plan->page_tokens < seq_len[r]; t++) {
+      const int32_t id = p->block_table[r * p->block_table_stride + t];
+      if (id < 0 || id >= p->cache.pages) fault = r + 1;
+    }
+  return fault;
+}
+
+static pkv_status fake_attention(struct pkv_device_plan *plan, const pkv_attention_params *p,
+                                 void *stream, pkv_error *err) {
+  const struct pkv_plan *made = plan->plan;
+  (void)stream;
+  PKV_TRY(call("attention", err));
+  const int32_t fault = faulty_row(made, p);
+  if (fault != 0) {
+    *plan->fault = fault;
+    return PKV_OK;
+  }
+  pkv_attention_params run = *p;
+  const size_t bytes = made->workspace_bytes > 0 ? (size_t)made->workspace_bytes : 64;
+  run.plan = made;
+  assert_int_equal(posix_memalign(&run.workspace, 64, bytes), 0);
+  memset(run.workspace, 0xff, bytes);
+  const pkv_status status = plan->executor->ops->attention(plan->executor, &run, err);
+  free(run.workspace);
+  return status;
+}
+
+static pkv_status fake_append(pkv_executor *executor, const pkv_append_params *p, void *stream,
+                              pkv_error *err) {
+  const int64_t slots = p->cache.pages * p->cache.page_tokens;
+  pkv_append_params seen = *p;
+  (void)stream;
+  PKV_TRY(call("append", err));
+  int64_t *inside = malloc((size_t)(p->tokens + 1) * sizeof *inside);
+  for (int64_t i = 0; i < p->tokens; i++)
+    inside[i] = p->slots[i] >= 0 && p->slots[i] < slots ? p->slots[i] : -1;
+  seen.slots = inside;
+  const pkv_status status = executor->ops->append(executor, &seen, err);
+  free(inside);
+  return status;
+}
+
+static const pkv_device_ops fake_ops = {.alloc = fake_alloc,
+                                        .free = fake_free,
+                                        .copy = fake_copy,
+                                        .synchronize = fake_synchronize,
+                                        .parts = fake_parts,
+                                        .sizes = fake_sizes,
+                                        .build = fake_build,
+                                        .reset = fake_reset,
+                                        .attention = fake_attention,
+                                        .append = fake_append};
+
+pkv_executor *fake_device_create(void) {
+  pkv_executor_options options = PKV_EXECUTOR_OPTIONS_INIT;
+  pkv_executor *executor = NULL;
+  pkv_error err = {0};
+  options.threads = 2;
+  if (pkv_executor_create(&executor, &options, &err) != PKV_OK) fail_msg("%s", err.text);
+  executor->device_ops = &fake_ops;
+  fake_device_state = (fake_device){0};
+  return executor;
+}

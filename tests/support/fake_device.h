@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A device that is none: device.h's table of functions over host memory, with the CPU backend
+ * behind it. What only the host side decides (checks, ownership, failures half-way) and the GPU
+ * tests themselves run on it anywhere, sanitizers included.
+ */
+#ifndef PKV_TEST_FAKE_DEVICE_H
+#define PKV_TEST_FAKE_DEVICE_H
+
+#include "pkv/device.h"
+
+/* The next fake_device_create's; single-threaded. */
+typedef struct fake_device {
+  int32_t live;    /* allocations not freed yet */
+  int32_t calls;   /* calls that could have failed */
+  int32_t fail_at; /* this call fails, counted from 1; 0 = none */
+} fake_device;
+extern fake_device fake_device_state;
+
+/* An executor with device functions; pkv_executor_destroy ends it. fake_device_state is reset. */
+pkv_executor *fake_device_create(void);
+
+#endif
