@@ -5,10 +5,10 @@
 #   gpu_tests.sh [--bin FOLDER] [--jobs N] [--perf] [--no-sanitizer] [--log FILE]
 #
 # FOLDER holds gpu_tests, and may hold pkv and a folder lib of shared libraries; by default the one
-# beside this script. Every suite runs in a process of its own, N at a time (4). With a GPU a
-# skipped test is a failure; without one everything is skipped, and that is said. --perf adds the suite of
-# stated times, alone on the device. compute-sanitizer runs over a subset where it is installed.
-# The last line is "N passed, N failed, N skipped"; exit 1 when something failed.
+# named gpu beside this script. Every suite runs in a process of its own, N at a time (4). With a
+# GPU a skipped test is a failure; without one everything is skipped, and that is said. --perf adds
+# the suite of stated times, alone on the device. compute-sanitizer runs over a subset where it is
+# installed. The last line is "N passed, N failed, N skipped"; exit 1 when something failed.
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -114,7 +114,7 @@ case $? in
   exit 1
   ;;
 esac
-nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1
 
 # The longest first.
 names=$("$program" --list | grep -v when)
