@@ -1,4 +1,4 @@
-# libpkv for the Python package (pyproject.toml sets PKV_PYTHON): with CUDA where there is a
+# libpkv for the Python package (pyproject.toml sets PKV_PYTHON_PACKAGE): with CUDA where there is a
 # compiler and PKV_CUDA does not say otherwise; for another GPU than the default target's add
 # -DCMAKE_CUDA_ARCHITECTURES.
 find_program(PKV_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
