@@ -16,6 +16,9 @@
 #define VF_FP8_FACTOR   256.0f
 #define QK_TOKENS(rows) ((rows) == 4 ? 2 : 4)
 #define PV_CHUNKS(rows) ((rows) == 4 ? 2 : (rows) == 1 ? 8 : 4)
+#define WIDE_CHUNKS     2
+#define WIDE_FROM       16
+#define WIDE_TOKENS     4
 #define UNROLL          _Pragma("GCC unroll 8")
 
 typedef __m256 vf;
@@ -35,6 +38,9 @@ static inline void vf_store(float *p, vf a) {
 static inline vf vf_add(vf a, vf b) {
   return _mm256_add_ps(a, b);
 }
+static inline vf vf_sub(vf a, vf b) {
+  return _mm256_sub_ps(a, b);
+}
 static inline vf vf_mul(vf a, vf b) {
   return _mm256_mul_ps(a, b);
 }
@@ -53,13 +59,8 @@ static inline vf vf_abs(vf a) {
 static inline vf vf_copysign(vf a, vf sign) {
   return _mm256_or_ps(a, _mm256_and_ps(_mm256_set1_ps(-0.0f), sign));
 }
-static inline vf vf_round(vf a) {
-  return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-/* NaN converts to the integer 0x80000000, whose low bits give 2^0: the product stays NaN. */
-static inline vf vf_pow2(vf n) {
-  const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(e, 23));
+static inline vf vf_exponent(vf t) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23));
 }
 
 /* Lanes of four vectors by adjacent pairs, then halves: ((0+1)+(2+3)) + ((4+5)+(6+7)). */
@@ -120,6 +121,24 @@ static inline int64_t vf_narrow(void *dst, pkv_dtype dtype, const float *src, in
     if (dtype == PKV_DTYPE_BF16) _mm_storeu_si128((void *)(out + i * 2), bf16_of(x));
   }
   return i;
+}
+
+static inline int vf_all_equal(vf a, vf b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) == 0xff;
+}
+
+/* Rows k and k + 4 share a vector; its halves are turned over as 4 x 4 blocks. */
+static inline void vf_transpose4(vf out[4], const float *const rows[VL], int32_t at) {
+  vf a[4];
+  for (int k = 0; k < 4; k++)
+    a[k] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(rows[k] + at)),
+                                _mm_loadu_ps(rows[k + 4] + at), 1);
+  const vf low01 = _mm256_unpacklo_ps(a[0], a[1]), low23 = _mm256_unpacklo_ps(a[2], a[3]);
+  const vf high01 = _mm256_unpackhi_ps(a[0], a[1]), high23 = _mm256_unpackhi_ps(a[2], a[3]);
+  out[0] = _mm256_shuffle_ps(low01, low23, 0x44);
+  out[1] = _mm256_shuffle_ps(low01, low23, 0xee);
+  out[2] = _mm256_shuffle_ps(high01, high23, 0x44);
+  out[3] = _mm256_shuffle_ps(high01, high23, 0xee);
 }
 
 /* A macro: gcc takes a function that only prefetches for one without effect and drops its calls. */

@@ -16,6 +16,9 @@
 #define VF_FP8_FACTOR   256.0f
 #define QK_TOKENS(rows) 4
 #define PV_CHUNKS(rows) 4
+#define WIDE_CHUNKS     4
+#define WIDE_FROM       16
+#define WIDE_TOKENS     8
 #define UNROLL          _Pragma("GCC unroll 8")
 
 typedef __m512 vf;
@@ -38,6 +41,9 @@ static inline void vf_store(float *p, vf a) {
 static inline vf vf_add(vf a, vf b) {
   return _mm512_add_ps(a, b);
 }
+static inline vf vf_sub(vf a, vf b) {
+  return _mm512_sub_ps(a, b);
+}
 static inline vf vf_mul(vf a, vf b) {
   return _mm512_mul_ps(a, b);
 }
@@ -56,13 +62,8 @@ static inline vf vf_abs(vf a) {
 static inline vf vf_copysign(vf a, vf sign) {
   return _mm512_or_ps(a, _mm512_and_ps(_mm512_set1_ps(-0.0f), sign));
 }
-static inline vf vf_round(vf a) {
-  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-/* NaN converts to the integer 0x80000000, whose low bits give 2^0: the product stays NaN. */
-static inline vf vf_pow2(vf n) {
-  const __m512i e = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(e, 23));
+static inline vf vf_exponent(vf t) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(t), 23));
 }
 
 /* Lower and upper half first, then as eight lanes: pairs, then halves. */
@@ -132,6 +133,27 @@ static inline int64_t vf_narrow(void *dst, pkv_dtype dtype, const float *src, in
     if (dtype == PKV_DTYPE_BF16) _mm256_storeu_si256((void *)(out + i * 2), bf16_of(x));
   }
   return i;
+}
+
+static inline int vf_all_equal(vf a, vf b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) == 0xffff;
+}
+
+/* Rows k, k + 4, k + 8, k + 12 share a vector; its quarters are turned over as 4 x 4 blocks. */
+static inline void vf_transpose4(vf out[4], const float *const rows[VL], int32_t at) {
+  vf a[4];
+  for (int k = 0; k < 4; k++) {
+    a[k] = _mm512_castps128_ps512(_mm_loadu_ps(rows[k] + at));
+    a[k] = _mm512_mask_broadcast_f32x4(a[k], 0x00f0, _mm_loadu_ps(rows[k + 4] + at));
+    a[k] = _mm512_mask_broadcast_f32x4(a[k], 0x0f00, _mm_loadu_ps(rows[k + 8] + at));
+    a[k] = _mm512_mask_broadcast_f32x4(a[k], 0xf000, _mm_loadu_ps(rows[k + 12] + at));
+  }
+  const vf low01 = _mm512_unpacklo_ps(a[0], a[1]), low23 = _mm512_unpacklo_ps(a[2], a[3]);
+  const vf high01 = _mm512_unpackhi_ps(a[0], a[1]), high23 = _mm512_unpackhi_ps(a[2], a[3]);
+  out[0] = _mm512_shuffle_ps(low01, low23, 0x44);
+  out[1] = _mm512_shuffle_ps(low01, low23, 0xee);
+  out[2] = _mm512_shuffle_ps(high01, high23, 0x44);
+  out[3] = _mm512_shuffle_ps(high01, high23, 0xee);
 }
 
 /* A macro: gcc takes a function that only prefetches for one without effect and drops its calls. */

@@ -4,30 +4,33 @@
  * set's file defines before it includes this one:
  *   VL                     lanes (8 or 16)
  *   vf                     VL floats
- *   vf_zero set1 load store add mul div   as named; load and store take any address
+ *   vf_zero set1 load store add sub mul div   as named; load and store take any address
  *   vf_fma(a, b, c)        a * b + c
  *   vf_max(a, b)           b where either is NaN
  *   vf_sum, vf_top         sum (fixed tree) and maximum of the lanes
  *   vf_sum4(out, a,b,c,d)  four sums, each the same tree as vf_sum
- *   vf_round, vf_pow2      to nearest even; 2^n of integral n, 0 at n <= -127, NaN-safe
+ *   vf_exponent(t)         the bits of t shifted into the exponent's place (left by 23)
  *   vf_abs, vf_copysign
  *   vf_kv(dtype, p)        VL elements of a K or V row as floats (fp8: VF_FP8_FACTOR too small)
  *   vf_kv_half, vf_load_half  the same for 8 elements, other lanes 0 (VL 16 only)
  *   QK_TOKENS(rows)        tokens a step of the score kernel takes for 1..4 rows: 1, 2 or 4
  *   PV_CHUNKS(rows)        vectors of the head dimension a step of the value kernel takes
  *   vf_prefetch(p)
+ *   WIDE_FROM, WIDE_..     what attend_wide.h needs, where blocks of many rows have their own way
  *   ATTEND_OPS, ATTEND_ISA the table's name and instruction set
  *
- * Bits. Every state's arithmetic is one fixed sequence that depends on its query, on the tokens and
- * on the tile's start only: score = VL partial sums over the head dimension in order, then a fixed
- * tree; the tile's denominators by lane (token mod VL), then a fixed tree; values token by token.
- * How many rows and tokens a kernel takes at once never shows. Masked tokens are not read: the
- * score is -inf and the value product is skipped.
+ * Bits. In this file every state's arithmetic is one fixed sequence that depends on its query, on
+ * the tokens and on the tile's start only: score = VL partial sums over the head dimension in
+ * order, then a fixed tree; the tile's denominators by lane (token mod VL), then a fixed tree;
+ * values token by token. How many rows and tokens a kernel takes at once never shows.
+ * Batch-invariant plans have this sequence in attend_wide.h too; others leave the tree out there.
+ * Masked tokens are not read: the score is -inf and the value product is skipped.
  *
  * Units. Scores are kept in base 2: the softmax scale times log2(e) goes into the queries.
  */
 #include "backend/cpu/cpu_isa.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -36,8 +39,18 @@
 #define TILE   PKV_TILE_TOKENS
 #define INLINE static inline __attribute__((always_inline))
 
-#define LOG2_E 1.44269504088896340736
-#define LN_2   0.69314718055994530942
+#define EXP2_MAGIC (12582912.0f + 127.0f) /* 1.5 * 2^23 + 127 */
+#define LOG2_E     1.44269504088896340736
+#define LN_2       0.69314718055994530942
+
+/* Blocks of at least WIDE_FROM states go through attend_wide.h. */
+#ifdef WIDE_TOKENS
+#define PANEL_VECTORS 3
+#define LEVELS        (VL == 16 ? 4 : 3)
+#define HELD          (PANEL_VECTORS * VL * WIDE_TOKENS)
+#else
+#define WIDE_FROM (PKV_CPU_BLOCK_ROWS + 1)
+#endif
 
 typedef const unsigned char *token_ptr;
 
@@ -52,8 +65,12 @@ typedef struct attend_scratch {
   _Alignas(64) float acc[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM];
   _Alignas(64) float total[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM];
   _Alignas(64) float tile[TILE * PKV_CPU_MAX_HEAD_DIM]; /* K, then V, of one tile as floats */
+#ifdef WIDE_TOKENS
+  _Alignas(64) float turned[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM]; /* queries as lanes */
+  _Alignas(64) float held[LEVELS * HELD];                               /* partial sums */
+#endif
   _Alignas(64) float scores[PKV_CPU_BLOCK_ROWS * TILE];
-  float m[PKV_CPU_BLOCK_ROWS], l[PKV_CPU_BLOCK_ROWS];
+  _Alignas(64) float m[PKV_CPU_BLOCK_ROWS], l[PKV_CPU_BLOCK_ROWS];
   float total_m[PKV_CPU_BLOCK_ROWS], total_l[PKV_CPU_BLOCK_ROWS];
   token_ptr k[2][TILE], v[2][TILE]; /* this tile's tokens and the next one's */
   token_ptr rows[TILE];             /* rows of `tile` */
@@ -76,9 +93,9 @@ INLINE int64_t element_bytes(const pkv_dtype dtype) {
  */
 INLINE vf exp2_parts(vf x, vf *f, vf *power) {
   x = vf_max(vf_set1(-127.0f), x);
-  const vf n = vf_round(x);
-  *f = vf_add(x, vf_mul(n, vf_set1(-1.0f)));
-  *power = vf_pow2(n);
+  const vf t = vf_add(x, vf_set1(EXP2_MAGIC)); /* its low bits are n + 127 */
+  *f = vf_sub(x, vf_sub(t, vf_set1(EXP2_MAGIC)));
+  *power = vf_exponent(t);
   vf y = vf_set1(0x1.41fbbcp-13f);
   y = vf_fma(y, *f, vf_set1(0x1.5f3e52p-10f));
   y = vf_fma(y, *f, vf_set1(0x1.3b2d4cp-7f));
@@ -288,7 +305,7 @@ static int32_t kernel_rows(int32_t left) {
 }
 
 INLINE void widen_row(float *dst, token_ptr src, int32_t head_dim, const pkv_dtype dtype) {
-  const int64_t bytes = dtype == PKV_DTYPE_FP8_E4M3 ? 1 : 2;
+  const int64_t bytes = element_bytes(dtype);
   int32_t c = 0;
   for (; c + VL <= head_dim; c += VL)
     vf_store(dst + c, vf_kv(dtype, src + c * bytes));
@@ -306,6 +323,7 @@ static void widen_tile(attend_scratch *s, const token_ptr *src, int32_t lo, int3
       vf_prefetch(next[j] + i * 64);
     float *dst = s->tile + j * stride;
     s->rows[j] = (token_ptr)dst;
+    if (dtype == PKV_DTYPE_F32) widen_row(dst, src[j], head_dim, PKV_DTYPE_F32);
     if (dtype == PKV_DTYPE_F16) widen_row(dst, src[j], head_dim, PKV_DTYPE_F16);
     if (dtype == PKV_DTYPE_BF16) widen_row(dst, src[j], head_dim, PKV_DTYPE_BF16);
     if (dtype == PKV_DTYPE_FP8_E4M3) widen_row(dst, src[j], head_dim, PKV_DTYPE_FP8_E4M3);
@@ -412,16 +430,16 @@ static int32_t clamp_to_tile(int64_t x) {
 static int32_t find_runs(row_run *runs, const pkv_cpu_block *b, int64_t first, int32_t count) {
   int32_t n = 0;
   for (int32_t r = 0; r < b->rows;) {
-    const int32_t t = (b->first + r) / b->group;
     int32_t rows = b->group - (b->first + r) % b->group;
     if (rows > b->rows - r) rows = b->rows - r;
     int64_t lo64, hi64;
-    pkv_cpu_visible(b, t, &lo64, &hi64);
+    pkv_cpu_visible(b, r, &lo64, &hi64);
     const int32_t lo = clamp_to_tile(lo64 - first);
     int32_t hi = clamp_to_tile(hi64 - first);
     if (hi > count) hi = count;
     if (lo < hi) {
-      if (n > 0 && runs[n - 1].lo == lo && runs[n - 1].hi == hi) {
+      if (n > 0 && runs[n - 1].first + runs[n - 1].rows == r && runs[n - 1].lo == lo &&
+          runs[n - 1].hi == hi) {
         runs[n - 1].rows += rows;
       } else {
         runs[n++] = (row_run){r, rows, lo, hi};
@@ -430,6 +448,18 @@ static int32_t find_runs(row_run *runs, const pkv_cpu_block *b, int64_t first, i
     r += rows;
   }
   return n;
+}
+
+/* Tokens from the first to the last that some row sees. */
+static void find_span(int64_t *lo, int64_t *hi, const pkv_cpu_block *b) {
+  *lo = INT64_MAX;
+  *hi = 0;
+  for (int32_t r = 0; r < b->rows; r += b->group - (b->first + r) % b->group) {
+    int64_t row_lo, row_hi;
+    pkv_cpu_visible(b, r, &row_lo, &row_hi);
+    if (row_lo < row_hi && row_lo < *lo) *lo = row_lo;
+    if (row_hi > *hi) *hi = row_hi;
+  }
 }
 
 /* Tokens of the tile that some row sees, and their pointers. */
@@ -507,19 +537,25 @@ static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_wo
   }
 }
 
+#ifdef WIDE_TOKENS
+#include "backend/cpu/attend_wide.h"
+#else
+#define wide_tile          attend_tile
+#define turn_queries(s, b) ((void)0)
+#endif
+
 static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, int64_t end) {
   attend_scratch *s = scratch;
   const pkv_cache *c = &b->p->cache;
   const int32_t stride = row_stride(c->head_dim);
   const int32_t lines = (c->head_dim * (int32_t)pkv_dtype_bytes(c->dtype) + 63) / 64;
-  for (int32_t r = 0; r < b->rows; r++) {
+  for (int32_t r = 0; r < b->rows || r % VL != 0; r++) {
     s->m[r] = -INFINITY;
     s->l[r] = 0.0f;
   }
   memset(s->acc, 0, (size_t)b->rows * (size_t)stride * sizeof(float));
-  int64_t see_lo, see_hi, unused;
-  pkv_cpu_visible(b, b->first / b->group, &see_lo, &unused);
-  pkv_cpu_visible(b, (b->first + b->rows - 1) / b->group, &unused, &see_hi);
+  int64_t see_lo, see_hi;
+  find_span(&see_lo, &see_hi, b);
   if (end > see_hi) end = see_hi;
   int64_t first = begin;
   if (see_lo > begin) first += (see_lo - begin) / TILE * TILE;
@@ -542,7 +578,7 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
       w.k_next = s->k[at ^ 1];
       found = 1;
     }
-    if (w.runs > 0) attend_tile(s, b, &w);
+    if (w.runs > 0) (b->rows >= WIDE_FROM ? wide_tile : attend_tile)(s, b, &w);
   }
 }
 
@@ -567,6 +603,7 @@ static void attend_begin(void *scratch, const pkv_cpu_block *b) {
     for (int32_t c = 0; c < stride; c += VL)
       vf_store(q + c, vf_mul(vf_load(q + c), scale));
   }
+  if (b->rows >= WIDE_FROM) turn_queries(s, b);
 }
 
 /* ---------------------------------------------------------------------------------- folding */
@@ -620,13 +657,14 @@ static void attend_fold_slot(void *scratch, const pkv_cpu_block *b, pkv_cpu_stat
     fold_row(scratch, r, slot.m[r], slot.l[r], slot.acc + (int64_t)r * d, d);
 }
 
-static void attend_save(void *scratch, const pkv_cpu_block *b, pkv_cpu_states slot) {
+static void attend_save(void *scratch, const pkv_cpu_block *b, int32_t from, int32_t count,
+                        pkv_cpu_states slot) {
   attend_scratch *s = scratch;
   const int32_t d = b->p->cache.head_dim, stride = row_stride(d);
-  memcpy(slot.m, s->m, (size_t)b->rows * sizeof(float));
-  memcpy(slot.l, s->l, (size_t)b->rows * sizeof(float));
-  for (int32_t r = 0; r < b->rows; r++)
-    memcpy(slot.acc + (int64_t)r * d, s->acc + r * stride, (size_t)d * sizeof(float));
+  memcpy(slot.m, s->m + from, (size_t)count * sizeof(float));
+  memcpy(slot.l, s->l + from, (size_t)count * sizeof(float));
+  for (int32_t r = 0; r < count; r++)
+    memcpy(slot.acc + (int64_t)r * d, s->acc + (from + r) * stride, (size_t)d * sizeof(float));
 }
 
 /* ---------------------------------------------------------------------------------- results */

@@ -66,7 +66,7 @@ static void reference_attend_row(reference_scratch *s, const pkv_cpu_block *b, i
   const pkv_cache *c = &b->p->cache;
   reference_state *own = &s->own[r];
   int64_t lo, hi;
-  pkv_cpu_visible(b, (b->first + r) / b->group, &lo, &hi);
+  pkv_cpu_visible(b, r, &lo, &hi);
   if (lo < begin) lo = begin;
   if (hi > end) hi = end;
   for (int64_t token = lo; token < hi; token++) {
@@ -123,13 +123,15 @@ static void reference_fold_slot(void *scratch, const pkv_cpu_block *b, pkv_cpu_s
     state_fold(&s->total[r], (double)slot.m[r], (double)slot.l[r], slot.acc + (int64_t)r * d, d);
 }
 
-static void reference_save(void *scratch, const pkv_cpu_block *b, pkv_cpu_states slot) {
+static void reference_save(void *scratch, const pkv_cpu_block *b, int32_t from, int32_t count,
+                           pkv_cpu_states slot) {
   reference_scratch *s = scratch;
   const int32_t d = b->p->cache.head_dim;
-  for (int32_t r = 0; r < b->rows; r++) {
-    slot.m[r] = (float)s->own[r].m;
-    slot.l[r] = (float)s->own[r].l;
-    state_to_floats(slot.acc + (int64_t)r * d, &s->own[r], d);
+  for (int32_t r = 0; r < count; r++) {
+    const reference_state *own = &s->own[from + r];
+    slot.m[r] = (float)own->m;
+    slot.l[r] = (float)own->l;
+    state_to_floats(slot.acc + (int64_t)r * d, own, d);
   }
 }
 

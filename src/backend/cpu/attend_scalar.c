@@ -46,6 +46,9 @@ static inline void vf_store(float *p, vf a) {
 static inline vf vf_add(vf a, vf b) {
   LANES(a.x[i] + b.x[i]);
 }
+static inline vf vf_sub(vf a, vf b) {
+  LANES(a.x[i] - b.x[i]);
+}
 static inline vf vf_mul(vf a, vf b) {
   LANES(a.x[i] * b.x[i]);
 }
@@ -64,16 +67,12 @@ static inline vf vf_abs(vf a) {
 static inline vf vf_copysign(vf a, vf sign) {
   LANES(copysignf(a.x[i], sign.x[i]));
 }
-/* |a| <= 127: adding 1.5 * 2^23 leaves no fraction, so the sum is rounded to nearest even. */
-static inline vf vf_round(vf a) {
-  LANES((a.x[i] + 12582912.0f) - 12582912.0f);
-}
-static inline vf vf_pow2(vf n) {
+static inline vf vf_exponent(vf t) {
   vf y;
   for (int i = 0; i < VL; i++) {
-    /* NaN has no integer: 0 keeps the product NaN. */
-    const int32_t e = n.x[i] == n.x[i] ? (int32_t)n.x[i] : 0;
-    const uint32_t bits = (uint32_t)(e + 127) << 23;
+    uint32_t bits;
+    memcpy(&bits, &t.x[i], 4);
+    bits <<= 23;
     memcpy(&y.x[i], &bits, 4);
   }
   return y;

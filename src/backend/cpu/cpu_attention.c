@@ -42,6 +42,7 @@ static pkv_cpu_block block_at(const attention_run *run, const attention_piece *p
   pkv_cpu_block b;
   b.p = run->p;
   b.pages = run->p->block_table + piece->row * run->p->block_table_stride;
+  b.ranks = NULL;
   b.row = piece->row;
   b.kv_head = piece->kv_head;
   b.seq_len = run->seq_len[piece->row];
@@ -93,7 +94,7 @@ static void run_slots(const attention_run *run, void *scratch, const attention_p
     run->ops->begin(scratch, &b);
     for (int64_t unit = piece->begin; unit < piece->end; unit += step, to++) {
       attend_units(run, scratch, &b, unit, min64(unit + step, piece->end));
-      run->ops->save(scratch, &b, slot_states(run, to, first));
+      run->ops->save(scratch, &b, 0, b.rows, slot_states(run, to, first));
     }
   }
 }
@@ -192,7 +193,7 @@ static void run_item(void *ctx, int64_t item, int32_t worker) {
     const pkv_cpu_block b = block_at(run, &piece, first);
     run->ops->begin(scratch, &b);
     attend_units(run, scratch, &b, piece.begin, piece.end);
-    run->ops->save(scratch, &b, slot_states(run, slot, first));
+    run->ops->save(scratch, &b, 0, b.rows, slot_states(run, slot, first));
   }
   if (plan->route == PKV_ROUTE_BUCKET_PADDED)
     touch_padding(run, &piece, piece.begin * plan->unit_tokens, piece.end * plan->unit_tokens);

@@ -3,16 +3,17 @@
  * What one instruction set offers to the CPU executor's attention, and the state that an executor
  * keeps for it. One file an instruction set exports one table; cpu_executor.c picks it at run time.
  *
- * Words: see plan.h. A *block* is up to PKV_CPU_BLOCK_ROWS states of one segment, that is rows
- * [first, first + rows) of its q_len * group states in slot order (query token, query head of the
- * group). K and V of a piece are read once a block.
+ * Words: see plan.h. A *block* is up to PKV_CPU_BLOCK_ROWS states that attend to the same tokens,
+ * numbered from `first` on in slot order (row, query token, query head of the group): states of one
+ * segment, or of several rows that share a node. K and V of a piece are read once a block.
  */
 #ifndef PKV_BACKEND_CPU_CPU_ISA_H
 #define PKV_BACKEND_CPU_CPU_ISA_H
 
 #include "backend/backend.h"
+#include "plan/plan_tree.h"
 
-#define PKV_CPU_BLOCK_ROWS   64
+#define PKV_CPU_BLOCK_ROWS   128
 #define PKV_CPU_MAX_HEAD_DIM 256
 
 /*
@@ -25,19 +26,29 @@ typedef struct pkv_cpu_states {
   float *m, *l, *acc;
 } pkv_cpu_states;
 
-/* One block of one segment and the tokens it attends to. */
 typedef struct pkv_cpu_block {
   const pkv_attention_params *p;
-  const int32_t *pages; /* the row's page ids; [0, ceil(seq_len / page_tokens)) are valid */
+  const int32_t *pages; /* ids of the pages that hold the tokens; those of the row, or of a node */
+  /* NULL: the block belongs to `row`. Else it has whole rows, ranks[0], [1], ..: rows of a node. */
+  const pkv_tree_rank *ranks;
   int32_t row, kv_head;
-  int32_t seq_len;
+  int32_t seq_len;     /* of `row` */
   int32_t group;       /* query heads a KV head */
-  int32_t first, rows; /* states of the segment, in slot order */
+  int32_t first, rows; /* states, counted from the first of `row` or ranks[0] */
 } pkv_cpu_block;
 
-/* Keys [lo, hi) that query token t of the row sees; empty where its position is negative. */
-static inline void pkv_cpu_visible(const pkv_cpu_block *b, int32_t t, int64_t *lo, int64_t *hi) {
-  const int64_t position = (int64_t)b->seq_len - b->p->plan->q_len + t;
+/* Which of its row's query tokens state r of the block is. */
+static inline int32_t pkv_cpu_query_index(const pkv_cpu_block *b, int32_t r) {
+  return (b->first + r) / b->group % b->p->plan->q_len;
+}
+static inline const pkv_tree_rank *pkv_cpu_rank(const pkv_cpu_block *b, int32_t r) {
+  return b->ranks + (b->first + r) / (b->group * b->p->plan->q_len);
+}
+
+/* Keys [lo, hi) that state r of the block sees; empty where its query's position is negative. */
+static inline void pkv_cpu_visible(const pkv_cpu_block *b, int32_t r, int64_t *lo, int64_t *hi) {
+  const int64_t length = b->ranks == NULL ? b->seq_len : pkv_cpu_rank(b, r)->length;
+  const int64_t position = length - b->p->plan->q_len + pkv_cpu_query_index(b, r);
   const int64_t window = b->p->plan->window;
   *lo = 0;
   *hi = 0;
@@ -46,9 +57,10 @@ static inline void pkv_cpu_visible(const pkv_cpu_block *b, int32_t t, int64_t *l
   if (window > 0 && *hi > window) *lo = *hi - window;
 }
 
-/* Query token of the batch and query head of the block's row r, counted from its first. */
+/* Query token of the batch and query head of state r of the block. */
 static inline int64_t pkv_cpu_query_token(const pkv_cpu_block *b, int32_t r) {
-  return (int64_t)b->row * b->p->plan->q_len + (b->first + r) / b->group;
+  const int64_t row = b->ranks == NULL ? b->row : pkv_cpu_rank(b, r)->row;
+  return row * b->p->plan->q_len + pkv_cpu_query_index(b, r);
 }
 static inline int32_t pkv_cpu_query_head(const pkv_cpu_block *b, int32_t r) {
   return b->kv_head * b->group + (b->first + r) % b->group;
@@ -73,6 +85,8 @@ typedef struct pkv_cpu_isa_ops {
   /*
    * Starts from neutral, adds tokens [begin, end) of the row (begin a multiple of the tile), each
    * query seeing what causality and window let it see. The state stays in the scratch.
+   * Batch-invariant: a state's bits depend on its query and these tokens only, not on the block;
+   * else a block of many states may add in another order than one of few.
    */
   void (*attend)(void *scratch, const pkv_cpu_block *b, int64_t begin, int64_t end);
   /* Total of the fold in the scratch := neutral. */
@@ -81,8 +95,10 @@ typedef struct pkv_cpu_isa_ops {
   void (*fold_own)(void *scratch, const pkv_cpu_block *b);
   /* total := total (+) slot's states. The same operations as fold_own on equal values. */
   void (*fold_slot)(void *scratch, const pkv_cpu_block *b, pkv_cpu_states slot);
-  /* The state goes to a slot; fold_own after it equals fold_slot of it, bit for bit. */
-  void (*save)(void *scratch, const pkv_cpu_block *b, pkv_cpu_states slot);
+  /* States [from, from + count) of the block go to a slot; fold_own after it equals fold_slot of
+     it, bit for bit. */
+  void (*save)(void *scratch, const pkv_cpu_block *b, int32_t from, int32_t count,
+               pkv_cpu_states slot);
   /* Normalises and stores to out and lse: the state, or the total of the fold. */
   void (*store_own)(void *scratch, const pkv_cpu_block *b);
   void (*store_total)(void *scratch, const pkv_cpu_block *b);

@@ -29,6 +29,7 @@ static pkv_cpu_block block_of(const pkv_attention_params *p, const int32_t *page
   pkv_cpu_block b;
   b.p = p;
   b.pages = pages;
+  b.ranks = NULL;
   b.row = row;
   b.kv_head = kv_head;
   b.seq_len = length;
@@ -48,34 +49,30 @@ static const int32_t *pages_of(const pkv_attention_params *p, int32_t row) {
   return p->block_table + row * p->block_table_stride;
 }
 
-void pkv_cpu_attend_node(const pkv_cpu_isa_ops *ops, void *scratch, const pkv_cpu_node *n,
-                         int64_t begin, int64_t end, float *slots, int64_t slot_floats) {
-  const int32_t states = n->group * n->p->plan->q_len, head_dim = n->p->plan->head_dim;
-  for (int32_t i = 0; i < n->count; i++) {
-    for (int32_t first = 0; first < states; first += PKV_CPU_BLOCK_ROWS) {
-      const pkv_cpu_block b = block_of(n->p, n->pages, n->ranks[i].row, n->ranks[i].length,
-                                       n->kv_head, n->group, first);
-      ops->begin(scratch, &b);
-      ops->attend(scratch, &b, begin, end);
-      ops->save(scratch, &b, states_at(slots + i * slot_floats, states, first, head_dim));
-    }
-  }
-}
+_Static_assert(PKV_TREE_TILE_ROWS <= PKV_CPU_BLOCK_ROWS, "a tile of a node is one block");
 
+/* All query rows of the tile as one block, which reads K and V once. */
 static void run_node_piece(const shared_run *run, void *scratch, const pkv_node_piece *piece) {
-  const pkv_cpu_node n = {run->p,
-                          pages_of(run->p, piece->table_row),
-                          run->view.ranks + piece->first_rank,
-                          piece->ranks,
-                          piece->kv_head,
-                          run->group};
+  const pkv_cpu_block b = {.p = run->p,
+                           .pages = pages_of(run->p, piece->table_row),
+                           .ranks = run->view.ranks + piece->first_rank,
+                           .row = -1,
+                           .kv_head = piece->kv_head,
+                           .group = run->group,
+                           .rows = piece->ranks * run->states};
   const int64_t unit = run->plan->unit_tokens;
   const int32_t step = run->view.batch_invariant ? 1 : piece->unit_end - piece->unit_begin;
   int64_t slot = piece->slot;
-  for (int32_t u = piece->unit_begin; u < piece->unit_end; u += step, slot += piece->ranks) {
-    PKV_ASSERT(slot >= 0 && slot + piece->ranks <= run->view.tree->node_slots);
-    pkv_cpu_attend_node(run->ops, scratch, &n, u * unit, (u + step) * unit,
-                        run->node_slots + slot * run->slot_floats, run->slot_floats);
+  PKV_ASSERT(b.rows <= PKV_CPU_BLOCK_ROWS);
+  run->ops->begin(scratch, &b);
+  for (int32_t u = piece->unit_begin; u < piece->unit_end; u += step) {
+    run->ops->attend(scratch, &b, u * unit, (u + step) * unit);
+    for (int32_t i = 0; i < piece->ranks; i++, slot++) {
+      PKV_ASSERT(slot >= 0 && slot < run->view.tree->node_slots);
+      run->ops->save(scratch, &b, i * run->states, run->states,
+                     states_at(run->node_slots + slot * run->slot_floats, run->states, 0,
+                               run->plan->head_dim));
+    }
   }
 }
 
@@ -107,7 +104,7 @@ static void run_private_slots(const shared_run *run, void *scratch, const pkv_cp
   for (int64_t u = piece->unit_begin; u < piece->unit_end; u += step, slot++) {
     PKV_ASSERT(slot >= 0 && slot < run->view.tree->private_slots);
     run->ops->attend(scratch, b, min64(u * unit, b->seq_len), min64((u + step) * unit, b->seq_len));
-    run->ops->save(scratch, b,
+    run->ops->save(scratch, b, 0, b->rows,
                    states_at(run->private_slots + slot * run->slot_floats, run->states, b->first,
                              run->plan->head_dim));
   }

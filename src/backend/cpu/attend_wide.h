@@ -1,0 +1,366 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Tiles for blocks of many rows: included by attend_impl.h, with its vector operations and
+ *   vf_transpose4(out, rows, at)  out[i] lane t = rows[t][at + i] of VL rows of floats, i = 0 .. 3
+ *   vf_all_equal(a, b)            whether all lanes compare equal
+ *   WIDE_TOKENS                   tokens a step of the score kernel takes
+ *   WIDE_CHUNKS                   vectors of the head dimension a step of the value kernel takes
+ *
+ * Lanes are query rows. Queries are turned over once a block, K and V become floats once a tile and
+ * then serve all rows from the first-level cache: scores are broadcast K times queries, the softmax
+ * has nothing to do across lanes, values are broadcast weights times V.
+ *
+ * Rows lie in *panels* of one to three vectors. Of a panel whose first row is r and which is w rows
+ * wide: queries [stride, w] at turned + r * stride, scores, then weights [TILE, w] at
+ * scores + r * TILE. Rows of a panel beyond the block's last are zero queries whose results nobody
+ * reads.
+ *
+ * Bits. In batch-invariant mode those of the narrow kernels: partial sum l of a score takes
+ * dimensions l, l + VL, ..., and the partial sums meet in the tree of vf_sum; everything else is in
+ * the narrow order anyway. Without that mode a score simply adds one dimension after the other,
+ * which needs no tree.
+ */
+
+#define VALUE_ROWS 6 /* query rows a step of the value kernel takes */
+
+/* Vectors of the next panel when `left` remain: 3, but never a lonely one after others. */
+static int32_t panel_vectors(int32_t left) {
+  return left == 4 ? 2 : left < PANEL_VECTORS ? left : PANEL_VECTORS;
+}
+
+/* Width of the panel that starts at row r. */
+static int32_t panel_width(const pkv_cpu_block *b, int32_t r) {
+  return panel_vectors((b->rows - r + VL - 1) / VL) * VL;
+}
+
+/* ---------------------------------------------------------------------------------- kernels */
+
+/* Which partial sum is leaf `leaf` of vf_sum's tree, whose leaves are added two by two. */
+INLINE int32_t tree_lane(int32_t leaf) {
+  return VL == 16 ? (leaf >> 1) + (leaf & 1) * 8 : leaf;
+}
+
+typedef vf wide_sums[WIDE_TOKENS][PANEL_VECTORS];
+
+/* sums := products of dimensions first, first + step, ..; keys [WIDE_TOKENS, stride]. */
+INLINE void wide_dot(wide_sums sums, const float *turned, const float *keys, int32_t stride,
+                     int32_t first, int32_t step, const int vectors) {
+  UNROLL
+  for (int t = 0; t < WIDE_TOKENS; t++) {
+    UNROLL
+    for (int v = 0; v < vectors; v++)
+      sums[t][v] = vf_zero();
+  }
+  for (int32_t c = first; c < stride; c += step) {
+    vf query[PANEL_VECTORS];
+    UNROLL
+    for (int v = 0; v < vectors; v++)
+      query[v] = vf_load(turned + (c * vectors + v) * VL);
+    UNROLL
+    for (int t = 0; t < WIDE_TOKENS; t++) {
+      const vf key = vf_set1(keys[t * stride + c]);
+      UNROLL
+      for (int v = 0; v < vectors; v++)
+        sums[t][v] = vf_fma(query[v], key, sums[t][v]);
+    }
+  }
+}
+
+INLINE void wide_put(float *to, wide_sums sums, const int vectors) {
+  UNROLL
+  for (int t = 0; t < WIDE_TOKENS; t++) {
+    UNROLL
+    for (int v = 0; v < vectors; v++)
+      vf_store(to + (t * vectors + v) * VL, sums[t][v]);
+  }
+}
+
+/* Scores [WIDE_TOKENS, width] of a panel. */
+INLINE void wide_scores(float *scores, const float *turned, const float *keys, int32_t stride,
+                        const int vectors) {
+  wide_sums sums;
+  wide_dot(sums, turned, keys, stride, 0, 1, vectors);
+  wide_put(scores, sums, vectors);
+}
+
+/*
+ * The same in the order of the narrow kernels. The tree is climbed as a binary counter: held[n],
+ * HELD floats each, waits for its neighbour of 2^n leaves.
+ */
+INLINE void wide_tree(float *scores, const float *turned, const float *keys, int32_t stride,
+                      float *held, const int vectors) {
+  for (int32_t leaf = 0; leaf < VL; leaf++) {
+    wide_sums sums;
+    wide_dot(sums, turned, keys, stride, tree_lane(leaf), VL, vectors);
+    int level = 0;
+    for (; level < LEVELS && (leaf >> level & 1) != 0; level++) {
+      UNROLL
+      for (int t = 0; t < WIDE_TOKENS; t++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+          sums[t][v] = vf_add(vf_load(held + level * HELD + (t * vectors + v) * VL), sums[t][v]);
+      }
+    }
+    wide_put(level == LEVELS ? scores : held + level * HELD, sums, vectors);
+  }
+}
+
+/* acc[r][..] += sum_j p[j][r] v_j[..], `chunks` vectors; p [TILE, width], values [TILE, stride].
+ */
+INLINE void wide_values(float *acc, const float *p, int32_t width, int32_t stride,
+                        const float *values, int32_t lo, int32_t hi, const int rows,
+                        const int chunks) {
+  vf sum[VALUE_ROWS][WIDE_CHUNKS];
+  UNROLL
+  for (int r = 0; r < rows; r++) {
+    UNROLL
+    for (int i = 0; i < chunks; i++)
+      sum[r][i] = vf_load(acc + r * stride + i * VL);
+  }
+  for (int32_t j = lo; j < hi; j++) {
+    vf value[WIDE_CHUNKS];
+    UNROLL
+    for (int i = 0; i < chunks; i++)
+      value[i] = vf_load(values + j * stride + i * VL);
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+      const vf weight = vf_set1(p[j * width + r]);
+      UNROLL
+      for (int i = 0; i < chunks; i++)
+        sum[r][i] = vf_fma(weight, value[i], sum[r][i]);
+    }
+  }
+  UNROLL
+  for (int r = 0; r < rows; r++) {
+    UNROLL
+    for (int i = 0; i < chunks; i++)
+      vf_store(acc + r * stride + i * VL, sum[r][i]);
+  }
+}
+
+typedef void (*wide_scores_fn)(float *scores, const float *turned, const float *keys,
+                               int32_t stride, float *held);
+typedef void (*wide_values_fn)(float *acc, const float *p, int32_t width, int32_t stride,
+                               const float *values, int32_t lo, int32_t hi);
+
+#define SCORE_KERNELS(vectors)                                                                     \
+  static void wide_scores_##vectors(float *scores, const float *turned, const float *keys,         \
+                                    int32_t stride, float *held) {                                 \
+    (void)held;                                                                                    \
+    wide_scores(scores, turned, keys, stride, vectors);                                            \
+  }                                                                                                \
+  static void wide_tree_##vectors(float *scores, const float *turned, const float *keys,           \
+                                  int32_t stride, float *held) {                                   \
+    wide_tree(scores, turned, keys, stride, held, vectors);                                        \
+  }
+#define VALUE_KERNELS(rows)                                                                        \
+  static void wide_value_##rows(float *acc, const float *p, int32_t width, int32_t stride,         \
+                                const float *values, int32_t lo, int32_t hi) {                     \
+    wide_values(acc, p, width, stride, values, lo, hi, rows, 1);                                   \
+  }                                                                                                \
+  static void wide_values_##rows(float *acc, const float *p, int32_t width, int32_t stride,        \
+                                 const float *values, int32_t lo, int32_t hi) {                    \
+    wide_values(acc, p, width, stride, values, lo, hi, rows, WIDE_CHUNKS);                         \
+  }
+
+SCORE_KERNELS(1)
+SCORE_KERNELS(2)
+SCORE_KERNELS(3)
+VALUE_KERNELS(1)
+VALUE_KERNELS(2)
+VALUE_KERNELS(3)
+VALUE_KERNELS(4)
+VALUE_KERNELS(5)
+VALUE_KERNELS(6)
+
+/* [batch-invariant][vectors - 1] */
+static const wide_scores_fn wide_scores_of[2][PANEL_VECTORS] = {
+    {wide_scores_1, wide_scores_2, wide_scores_3}, {wide_tree_1, wide_tree_2, wide_tree_3}};
+/* [0 = one vector, 1 = WIDE_CHUNKS of them][rows - 1] */
+static const wide_values_fn wide_values_of[2][VALUE_ROWS] = {
+    {wide_value_1, wide_value_2, wide_value_3, wide_value_4, wide_value_5, wide_value_6},
+    {wide_values_1, wide_values_2, wide_values_3, wide_values_4, wide_values_5, wide_values_6}};
+
+/* Rows the next value kernel takes of `left`: 6, or halves of what is left before the end. */
+static int32_t value_rows(int32_t left) {
+  return left <= VALUE_ROWS ? left : left < 2 * VALUE_ROWS ? (left + 1) / 2 : VALUE_ROWS;
+}
+
+/* Queries of the block, rows as lanes, panel by panel. */
+static void turn_queries(attend_scratch *s, const pkv_cpu_block *b) {
+  const int32_t stride = row_stride(b->p->cache.head_dim);
+  for (int32_t first = 0, width; first < b->rows; first += width) {
+    width = panel_width(b, first);
+    for (int32_t r = first; r < first + width; r += VL) {
+      const float *lanes[VL];
+      for (int t = 0; t < VL; t++)
+        lanes[t] = s->q + (r + t < b->rows ? r + t : b->rows - 1) * stride;
+      float *out = s->turned + first * stride + (r - first);
+      for (int32_t i = 0; i < stride; i += 4) {
+        vf turned[4];
+        vf_transpose4(turned, lanes, i);
+        for (int k = 0; k < 4; k++)
+          vf_store(out + (i + k) * width, turned[k]);
+      }
+    }
+  }
+}
+
+/* ---------------------------------------------------------------------------------- softmax */
+
+/* Sum of VL vectors as vf_sum adds the lanes of one. */
+INLINE vf sum_parts(const vf part[VL]) {
+  vf leaf[8];
+  UNROLL
+  for (int i = 0; i < 8; i++)
+    leaf[i] = VL == 16 ? vf_add(part[i], part[(i + 8) % VL]) : part[i];
+  return vf_add(vf_add(vf_add(leaf[0], leaf[1]), vf_add(leaf[2], leaf[3])),
+                vf_add(vf_add(leaf[4], leaf[5]), vf_add(leaf[6], leaf[7])));
+}
+
+/* acc of rows [r, r + VL) by the factors in keep. */
+static void rescale_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, vf keep) {
+  const int32_t stride = row_stride(b->p->cache.head_dim);
+  float factors[VL];
+  vf_store(factors, keep);
+  for (int32_t i = 0; i < VL && r + i < b->rows; i++) {
+    if (factors[i] == 1.0f) continue;
+    const vf factor = vf_set1(factors[i]);
+    float *acc = s->acc + (r + i) * stride;
+    for (int32_t c = 0; c < stride; c += VL)
+      vf_store(acc + c, vf_mul(vf_load(acc + c), factor));
+  }
+}
+
+/* The maximum may have lost NaN, whose row must not pass for one that saw nothing. */
+static void keep_nan(attend_scratch *s, int32_t r) {
+  for (int32_t i = r; i < r + VL; i++)
+    if (s->m[i] == -INFINITY && isnan(s->l[i])) s->m[i] = NAN;
+}
+
+/* Scores [lo, hi) of rows [r, r + VL), `width` apart, become weights; m, l and acc move on. */
+static void softmax_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, float *scores,
+                         int32_t width, int32_t lo, int32_t hi) {
+  vf tops[4], part[VL];
+  for (int i = 0; i < 4; i++)
+    tops[i] = vf_set1(-INFINITY);
+  int32_t j0 = lo;
+  for (; j0 + 4 <= hi; j0 += 4) {
+    UNROLL
+    for (int i = 0; i < 4; i++)
+      tops[i] = vf_max(tops[i], vf_load(scores + (j0 + i) * width));
+  }
+  for (; j0 < hi; j0++)
+    tops[0] = vf_max(tops[0], vf_load(scores + j0 * width));
+  const vf top = vf_max(vf_max(tops[0], tops[1]), vf_max(tops[2], tops[3]));
+  const vf old = vf_load(s->m + r), m = vf_max(old, top);
+  const vf from = vf_max(vf_set1(-FLT_MAX), m); /* -inf less -inf is no number */
+  for (int i = 0; i < VL; i++)
+    part[i] = vf_zero();
+  for (int32_t j = lo; j < hi; j++) {
+    const vf w = exp2_nonpositive(vf_sub(vf_load(scores + j * width), from));
+    vf_store(scores + j * width, w);
+    part[j % VL] = vf_add(part[j % VL], w);
+  }
+  const vf keep = exp2_nonpositive(vf_sub(old, from));
+  vf_store(s->m + r, m);
+  vf_store(s->l + r, vf_add(vf_mul(vf_load(s->l + r), keep), sum_parts(part)));
+  if (!vf_all_equal(keep, vf_set1(1.0f))) rescale_rows(s, b, r, keep);
+  if (!vf_all_equal(from, m)) keep_nan(s, r);
+}
+
+/* ---------------------------------------------------------------------------------- tiles */
+
+/* Fetches tokens [at, end) of a tile, an even share before each of `calls` kernel calls. */
+typedef struct wide_fetch {
+  const token_ptr *next; /* NULL = none */
+  int32_t at, end, share, lines;
+} wide_fetch;
+
+static wide_fetch wide_fetch_of(const token_ptr *next, int32_t begin, int32_t end, int32_t calls,
+                                int32_t lines) {
+  return (wide_fetch){next, begin, end, (end - begin + calls - 1) / calls, lines};
+}
+
+static void wide_fetch_more(wide_fetch *f) {
+  if (f->next == NULL) return;
+  for (int32_t i = 0; i < f->share && f->at < f->end; i++, f->at++)
+    for (int32_t line = 0; line < f->lines; line++)
+      vf_prefetch(f->next[f->at] + line * 64);
+}
+
+/* The tile's tokens that a row does not see, as scores; rows that see none of them included. */
+static void hide_scores(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w,
+                        int32_t first, int32_t width) {
+  int32_t i = 0;
+  for (int32_t r = first; r < first + width && r < b->rows; r++) {
+    while (i < w->runs && s->runs[i].first + s->runs[i].rows <= r)
+      i++;
+    const int seen = i < w->runs && s->runs[i].first <= r;
+    const int32_t lo = seen ? s->runs[i].lo : w->hi, hi = seen ? s->runs[i].hi : w->hi;
+    float *scores = s->scores + first * TILE + (r - first);
+    for (int32_t j = w->lo; j < w->hi; j++)
+      if (j < lo || j >= hi) scores[j * width] = -INFINITY;
+  }
+}
+
+static void wide_tile_scores(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w) {
+  const int32_t stride = row_stride(b->p->cache.head_dim);
+  const int invariant = (b->p->plan->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
+  const int even = w->runs == 1 && s->runs[0].rows == b->rows;
+  const int32_t panels = (b->rows + PANEL_VECTORS * VL - 1) / (PANEL_VECTORS * VL);
+  wide_fetch fetch = wide_fetch_of(w->v, w->lo, w->hi, panels * (TILE / WIDE_TOKENS), w->lines);
+  for (int32_t first = 0, width; first < b->rows; first += width) {
+    width = panel_width(b, first);
+    float *scores = s->scores + first * TILE;
+    for (int32_t j = w->lo / WIDE_TOKENS * WIDE_TOKENS; j < w->hi; j += WIDE_TOKENS) {
+      wide_fetch_more(&fetch);
+      wide_scores_of[invariant][width / VL - 1](scores + j * width, s->turned + first * stride,
+                                                s->tile + j * stride, stride, s->held);
+    }
+    if (b->p->soft_cap > 0.0f) cap_scores(scores, w->lo * width, w->hi * width, b->p->soft_cap);
+    if (!even) hide_scores(s, b, w, first, width);
+    for (int32_t r = 0; r < width; r += VL)
+      softmax_rows(s, b, first + r, scores + r, width, w->lo, w->hi);
+  }
+}
+
+/* Values of rows [from, to) of one panel. */
+static void panel_values(attend_scratch *s, const row_run *run, int32_t first, int32_t width,
+                         int32_t from, int32_t to, int32_t stride, int32_t c, int many) {
+  for (int32_t r = from, rows; r < to; r += rows) {
+    rows = value_rows(to - r);
+    wide_values_of[many][rows - 1](s->acc + r * stride + c, s->scores + first * TILE + (r - first),
+                                   width, stride, s->tile + c, run->lo, run->hi);
+  }
+}
+
+static void wide_tile_values(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w) {
+  const int32_t stride = row_stride(b->p->cache.head_dim);
+  const int32_t panels = (b->rows + PANEL_VECTORS * VL - 1) / (PANEL_VECTORS * VL);
+  wide_fetch fetch = wide_fetch_of(w->k_next, 0, TILE, panels, w->lines);
+  for (int32_t c = 0, step; c < stride; c += step) {
+    const int many = c + WIDE_CHUNKS * VL <= stride;
+    step = many ? WIDE_CHUNKS * VL : VL;
+    for (int32_t first = 0, width; first < b->rows; first += width) {
+      width = panel_width(b, first);
+      wide_fetch_more(&fetch);
+      for (int32_t i = 0; i < w->runs; i++) {
+        const row_run *run = &s->runs[i];
+        const int32_t from = run->first > first ? run->first : first;
+        const int32_t end = run->first + run->rows;
+        panel_values(s, run, first, width, from, end < first + width ? end : first + width, stride,
+                     c, many);
+      }
+    }
+  }
+}
+
+static void wide_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w) {
+  const int32_t head_dim = b->p->cache.head_dim;
+  const pkv_dtype dtype = b->p->cache.dtype;
+  widen_tile(s, w->k, w->lo, w->hi, head_dim, dtype, NULL, 0);
+  wide_tile_scores(s, b, w);
+  widen_tile(s, w->v, w->lo, w->hi, head_dim, dtype, NULL, 0);
+  wide_tile_values(s, b, w);
+}
