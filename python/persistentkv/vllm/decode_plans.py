@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of the decode rows: one for each window class and number of query tokens, sized once for
+the engine's limits, rebuilt each step on the current stream, shared by all layers of the class.
+
+Knows torch, not vLLM. CPU tensors are computed by the CPU backend: that is how the plug-in's logic
+is tested without a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any, NamedTuple
+
+from .. import _abi
+from .._arrays import integers
+from .._lib import lib, sized
+from ..executor import Executor
+from ..plans import DevicePlan, HostPlan, OptionsKey, ShapeKey
+
+# (plan, rows, seq_len, block_table, block_table_stride, max_pages, stream, err): what the call
+# below passes. A library that means something else by the name is not called.
+_SHARED = "pkv_device_plan_build_shared"
+_SHARED_TYPES = [
+    ctypes.c_void_p,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+]
+
+
+_QUERY = {
+    "torch.float16": _abi.DTYPE_F16,
+    "torch.bfloat16": _abi.DTYPE_BF16,
+    "torch.float32": _abi.DTYPE_F32,
+}
+
+
+def can_share() -> bool:
+    """Whether this libpkv plans trees of shared prefixes on the device, as called here."""
+    return lib.has(_SHARED) and _abi.FUNCTIONS[_SHARED][1] == _SHARED_TYPES
+
+
+def wants(name: str, default: bool) -> bool:
+    """An on/off switch from the environment."""
+    value = os.environ.get(f"PERSISTENTKV_VLLM_{name}", "")
+    return default if value == "" else value not in ("0", "off", "no", "false")
+
+
+class PlanClass(NamedTuple):
+    """What layers must have in common to share a plan."""
+
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    page_tokens: int
+    window: int  # keys a query sees, its own included; 0 = all
+    kv_dtype: int
+
+    def shape(self, q_len: int) -> ShapeKey:
+        return ShapeKey(*self[:4], q_len, self.window)
+
+
+class DecodePlans:
+    """The plans of one class.
+
+    Args:
+        executor: of the worker's device.
+        max_rows, max_seq_len: the engine's limits; memory is taken for them, once.
+        q_lens: numbers of query tokens a row to have plans ready for.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        plan_class: PlanClass,
+        max_rows: int,
+        max_seq_len: int,
+        q_lens: tuple[int, ...] = (1,),
+    ) -> None:
+        self.executor, self.plan_class = executor, plan_class
+        self.max_rows, self.max_seq_len = max_rows, max_seq_len
+        self.share = executor.kind == "cuda" and can_share() and wants("SHARED", True)
+        self._overlap = wants("OVERLAP", True)
+        self._plans: dict[int, DevicePlan | HostPlan] = {}
+        for q_len in q_lens:
+            self._plan(q_len)
+
+    def _plan(self, q_len: int) -> DevicePlan | HostPlan:
+        plan = self._plans.get(q_len)
+        if plan is None:
+            if self.executor.kind == "cpu":
+                plan = HostPlan()
+            else:
+                route = _abi.ROUTE_SHARED if self.share else _abi.ROUTE_BALANCED
+                plan = DevicePlan(
+                    self.executor,
+                    self.plan_class.shape(q_len),
+                    OptionsKey(route=route),
+                    self.plan_class.kv_dtype,
+                    self.max_rows,
+                    self.max_seq_len,
+                    overlap=self._overlap,
+                )
+            self._plans[q_len] = plan
+        return plan
+
+    def ready(self, rows: int, q_len: int) -> bool:
+        """Whether build() needs no new memory for that."""
+        return rows <= self.max_rows and q_len in self._plans
+
+    def build(self, rows: int, q_len: int, seq_lens: Any, block_table: Any, stream: int) -> None:
+        """Plans `rows` rows of q_len tokens: int32 tensors seq_lens [>= rows], block_table
+        [>= rows, pages] on the device. Rows without tokens have length 0."""
+        plan = self._plan(q_len)
+        if isinstance(plan, HostPlan):
+            lengths = integers(seq_lens[:rows], "seq_lens", rows)
+            plan.build(self.plan_class.shape(q_len), OptionsKey(), lengths)
+        elif self.share:
+            with self.executor.calling():
+                lib.call(
+                    _SHARED,
+                    plan.handle,
+                    rows,
+                    seq_lens.data_ptr(),
+                    block_table.data_ptr(),
+                    block_table.stride(0),
+                    block_table.shape[1],
+                    stream,
+                )
+        else:
+            plan.build(rows, seq_lens.data_ptr(), stream)
+
+    def attend(self, q_len: int, args: Any, stream: int) -> None:
+        """One layer: args as pkv_attention_args wants them, plan and workspace left out."""
+        plan = self._plans[q_len]
+        with self.executor.calling() as handle:
+            if isinstance(plan, HostPlan):
+                args.plan = plan.address
+                args.workspace, args.workspace_bytes = plan.workspace_at, plan.workspace_bytes
+                lib.call("pkv_attention_run", handle, ctypes.byref(args))
+            else:
+                lib.call("pkv_device_attention", handle, plan.handle, ctypes.byref(args), stream)
+
+
+class LayerCall:
+    """What does not change between the steps of a layer: cache, scales, scale, cap, sinks."""
+
+    def __init__(
+        self,
+        cache: Any,
+        scale: float,
+        soft_cap: float = 0.0,
+        k_scale: Any = 1.0,
+        v_scale: Any = 1.0,
+        sinks: Any = None,
+    ) -> None:
+        self._alive = (k_scale, v_scale, sinks)
+        self.cache = cache
+        if cache.dtype == _abi.DTYPE_FP8_E4M3:
+            for which, one in (("k", k_scale), ("v", v_scale)):
+                if hasattr(one, "data_ptr"):  # float32 [kv_heads] on the device
+                    setattr(cache, f"{which}_head_scale", one.data_ptr())
+                else:
+                    setattr(cache, f"{which}_scale", float(one))
+        args = sized(_abi.AttentionArgs)
+        args.cache = ctypes.addressof(cache)
+        args.scale, args.soft_cap = scale, soft_cap
+        if sinks is not None:
+            args.sinks = sinks.data_ptr()
+        self._args = args
+
+    def arguments(self, query: Any, output: Any, block_table: Any, lse: Any = None) -> Any:
+        """The struct for one call: query, output [tokens, heads, d] with the last dimension
+        contiguous; lse float32 [tokens, heads] in natural logarithms, or None."""
+        args = self._args
+        args.q_dtype, args.q = _QUERY[str(query.dtype)], query.data_ptr()
+        args.q_token_stride, args.q_head_stride = query.stride(0), query.stride(1)
+        args.out_dtype = _QUERY[str(output.dtype)]
+        args.out = output.data_ptr()
+        args.out_token_stride, args.out_head_stride = output.stride(0), output.stride(1)
+        args.block_table, args.max_pages = block_table.data_ptr(), block_table.shape[1]
+        args.block_table_stride = block_table.stride(0)
+        args.lse = None if lse is None else lse.data_ptr()
+        args.lse_token_stride = 0 if lse is None else lse.stride(0)
+        return args
