@@ -88,7 +88,7 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_device_attention(pkv_executor *executor,
                                                        pkv_device_plan *plan,
                                                        const pkv_attention_args *args, void *stream,
                                                        pkv_error *err);
-/* As pkv_append; slots outside the cache are skipped. */
+/* As pkv_append; slots outside the cache are skipped; of a slot given twice either token stays. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_append(pkv_executor *executor,
                                                     const pkv_append_args *args, void *stream,
                                                     pkv_error *err);

@@ -328,20 +328,46 @@ PKV_API int64_t pkv_table_stride(const pkv_table *table); /* entries between row
  * Appending new tokens
  * ------------------------------------------------------------------------------------------ */
 
+typedef enum pkv_rope_pairs {
+  PKV_ROPE_HALVES = 0,  /* element j turns with j + dims / 2: GPT-NeoX's order, most checkpoints' */
+  PKV_ROPE_ADJACENT = 1 /* 2j turns with 2j + 1: the order of GGUF's llama family */
+} pkv_rope_pairs;
+
+/*
+ * Rotary embedding of K on its way into the cache: pair j of a head of the token at `position`
+ * turns by the angle position * frequency of j. Angles, cosine and sine are computed in double and
+ * rounded to float; the products are float's.
+ */
+typedef struct pkv_rope {
+  uint32_t struct_size;
+  pkv_rope_pairs pairs;
+  int32_t dims; /* the head's first `dims` elements turn, even; 0 = head_dim */
+  double base;  /* frequency of j: base^(-2j / dims) radians a position; 0 = 10000 */
+  /* [dims / 2]: these frequencies, whatever base is; or NULL. Memory as the call's other arrays. */
+  const float *inverse_frequency;
+  const int32_t *positions; /* [tokens] */
+} pkv_rope;
+#define PKV_ROPE_INIT                                                                              \
+  { (uint32_t)sizeof(pkv_rope), PKV_ROPE_HALVES, 0, 0.0, NULL, NULL }
+
+/* The struct of version 0.1.0 ended before `dtype`; its size is accepted. */
 typedef struct pkv_append_args {
   uint32_t struct_size;
   const pkv_cache *cache;
   int64_t tokens;
   const int64_t *slots; /* [tokens]: page * page_tokens + offset; -1 = skip this token */
-  const float *k;       /* [tokens, kv_heads, head_dim] */
-  const float *v;
-  int64_t k_token_stride, v_token_stride; /* elements; 0 = kv_heads * head_dim */
+  const void *k;        /* [tokens, kv_heads, head_dim] of `dtype` */
+  const void *v;
+  int64_t k_token_stride, v_token_stride; /* elements; 0 = kv_heads * the head stride */
+  pkv_dtype dtype;                        /* of k and v: f32, f16 or bf16 */
+  int64_t k_head_stride, v_head_stride;   /* 0 = head_dim */
+  const pkv_rope *rope;                   /* K is turned first; or NULL */
 } pkv_append_args;
 #define PKV_APPEND_ARGS_INIT                                                                       \
-  { (uint32_t)sizeof(pkv_append_args), NULL, 0, NULL, NULL, NULL, 0, 0 }
+  { (uint32_t)sizeof(pkv_append_args), NULL, 0, NULL, NULL, NULL, 0, 0, PKV_DTYPE_F32, 0, 0, NULL }
 
-/* Writes K and V, converted to the cache's dtype (fp8: divided by the scales, saturating). All
- * slots are checked first. */
+/* Writes K and V, converted to the cache's dtype through float (fp8: divided by the scales,
+ * saturating). All slots are checked first. Of a slot given twice the later token stays. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_append(pkv_executor *executor, const pkv_append_args *args,
                                              pkv_error *err);
 

@@ -53,6 +53,8 @@ PLAN_BATCH_INVARIANT = 1
 POLICY_FIXED = 0
 POLICY_ROOFLINE = 2
 POLICY_STATIC = 1
+ROPE_ADJACENT = 1
+ROPE_HALVES = 0
 ROUTE_AUTO = 0
 ROUTE_BALANCED = 5
 ROUTE_BUCKET_EXACT = 1
@@ -145,6 +147,17 @@ class PoolStats(Structure):
     ]
 
 
+class Rope(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("pairs", c_int32),
+        ("dims", c_int32),
+        ("base", c_double),
+        ("inverse_frequency", c_void_p),
+        ("positions", c_void_p),
+    ]
+
+
 class AppendArgs(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -155,6 +168,10 @@ class AppendArgs(Structure):
         ("v", c_void_p),
         ("k_token_stride", c_int64),
         ("v_token_stride", c_int64),
+        ("dtype", c_int32),
+        ("k_head_stride", c_int64),
+        ("v_head_stride", c_int64),
+        ("rope", c_void_p),
     ]
 
 
@@ -259,6 +276,7 @@ STRUCTS = {
     "pkv_cache": Cache,
     "pkv_pool_options": PoolOptions,
     "pkv_pool_stats": PoolStats,
+    "pkv_rope": Rope,
     "pkv_append_args": AppendArgs,
     "pkv_shape": Shape,
     "pkv_plan_options": PlanOptions,

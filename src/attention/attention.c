@@ -10,9 +10,8 @@
 #include "base/status.h"
 #include "kv/cache.h"
 
-/* Elements of a token row must not coincide: heads inside tokens, or tokens inside heads. */
-static int strides_nest(int64_t tokens, int64_t token_stride, int64_t heads, int64_t head_stride,
-                        int64_t head_dim) {
+int pkv_strides_nest(int64_t tokens, int64_t token_stride, int64_t heads, int64_t head_stride,
+                     int64_t head_dim) {
   int64_t span;
   if (token_stride < 0 || head_stride < 0) return 0;
   const int heads_inside = (heads == 1 || head_stride >= head_dim) &&
@@ -42,12 +41,12 @@ static pkv_status check_vectors(const char *name, const void *data, pkv_dtype dt
               name, (long long)*head_stride, plan->query_heads);
     *token_stride = whole;
   }
-  PKV_CHECK(err,
-            strides_nest(tokens, *token_stride, plan->query_heads, *head_stride, plan->head_dim),
-            PKV_E_INVALID,
-            "args->%s strides token %lld, head %lld make the %lld tokens of %d heads of %d overlap",
-            name, (long long)*token_stride, (long long)*head_stride, (long long)tokens,
-            plan->query_heads, plan->head_dim);
+  PKV_CHECK(
+      err, pkv_strides_nest(tokens, *token_stride, plan->query_heads, *head_stride, plan->head_dim),
+      PKV_E_INVALID,
+      "args->%s strides token %lld, head %lld make the %lld tokens of %d heads of %d overlap", name,
+      (long long)*token_stride, (long long)*head_stride, (long long)tokens, plan->query_heads,
+      plan->head_dim);
   int64_t last, head, bytes;
   const int overflow = __builtin_mul_overflow(tokens, *token_stride, &last) ||
                        __builtin_mul_overflow((int64_t)plan->query_heads, *head_stride, &head) ||
@@ -67,8 +66,7 @@ static pkv_status check_plan(const struct pkv_plan *plan, pkv_error *err) {
   return PKV_OK;
 }
 
-/* Scales of heads in device memory cannot be looked at from here. */
-static pkv_status check_view(const pkv_cache *cache, int on_device, pkv_error *err) {
+pkv_status pkv_check_view(const pkv_cache *cache, int on_device, pkv_error *err) {
   PKV_CHECK(err, cache != NULL, PKV_E_INVALID, "args->cache is NULL");
   if (!on_device) return pkv_cache_check(cache, "args->cache->", err);
   pkv_cache seen = *cache;
@@ -79,7 +77,7 @@ static pkv_status check_view(const pkv_cache *cache, int on_device, pkv_error *e
 
 static pkv_status check_cache(const struct pkv_plan *plan, const pkv_cache *cache, int on_device,
                               pkv_error *err) {
-  PKV_TRY(check_view(cache, on_device, err));
+  PKV_TRY(pkv_check_view(cache, on_device, err));
   PKV_CHECK(err,
             plan->kv_heads == cache->kv_heads && plan->head_dim == cache->head_dim &&
                 plan->page_tokens == cache->page_tokens,
@@ -194,8 +192,7 @@ static pkv_status check_workspace(pkv_attention_params *p, const pkv_attention_a
   return PKV_OK;
 }
 
-/* Scales belong to fp8; other dtypes hold the values themselves. */
-static void resolve_scales(pkv_cache *cache) {
+void pkv_resolve_scales(pkv_cache *cache) {
   const int fp8 = cache->dtype == PKV_DTYPE_FP8_E4M3;
   if (!fp8 || cache->k_scale == 0.0f) cache->k_scale = 1.0f;
   if (!fp8 || cache->v_scale == 0.0f) cache->v_scale = 1.0f;
@@ -222,7 +219,7 @@ pkv_status pkv_attention_resolve(pkv_attention_params *p, const pkv_attention_ar
                         &p->out_head_stride, plan, err));
   PKV_TRY(check_rest(p, args, plan, err));
   PKV_TRY(check_table(p, args, plan, err));
-  resolve_scales(&p->cache);
+  pkv_resolve_scales(&p->cache);
   return PKV_OK;
 }
 
@@ -238,54 +235,4 @@ pkv_status pkv_attention_run(pkv_executor *executor, const pkv_attention_args *a
   PKV_TRY(check_workspace(&p, args, err));
   PKV_TRY(check_ids(&p, args, err));
   return executor->ops->attention(executor, &p, err);
-}
-
-static pkv_status check_source(const char *name, const float *data, int64_t *stride,
-                               const pkv_append_args *args, pkv_error *err) {
-  const int64_t row = (int64_t)args->cache->kv_heads * args->cache->head_dim;
-  int64_t bytes;
-  if (*stride == 0) *stride = row;
-  PKV_CHECK(err, data != NULL || args->tokens == 0, PKV_E_INVALID, "args->%s is NULL", name);
-  PKV_CHECK(err, (uintptr_t)data % sizeof(float) == 0, PKV_E_INVALID,
-            "args->%s is %p, not aligned to 4 bytes", name, (const void *)data);
-  PKV_CHECK(err, *stride >= row, PKV_E_INVALID,
-            "args->%s_token_stride is %lld, less than %d heads of %d", name, (long long)*stride,
-            args->cache->kv_heads, args->cache->head_dim);
-  PKV_CHECK(err, !__builtin_mul_overflow(args->tokens, *stride, &bytes) && bytes <= INT64_MAX / 8,
-            PKV_E_INVALID, "args->%s_token_stride %lld times %lld tokens overflows", name,
-            (long long)*stride, (long long)args->tokens);
-  return PKV_OK;
-}
-
-pkv_status pkv_append_resolve(pkv_append_params *p, const pkv_append_args *args, int on_device,
-                              pkv_error *err) {
-  PKV_CHECK_STRUCT(err, args, pkv_append_args);
-  PKV_TRY(check_view(args->cache, on_device, err));
-  PKV_CHECK(err, args->tokens >= 0, PKV_E_INVALID, "args->tokens is %lld", (long long)args->tokens);
-  PKV_CHECK(err, args->slots != NULL || args->tokens == 0, PKV_E_INVALID, "args->slots is NULL");
-  PKV_CHECK(err, (uintptr_t)args->slots % sizeof(int64_t) == 0, PKV_E_INVALID,
-            "args->slots is %p, not aligned to 8 bytes", (const void *)args->slots);
-  *p = (pkv_append_params){*args->cache, args->tokens,         args->slots,         args->k,
-                           args->v,      args->k_token_stride, args->v_token_stride};
-  PKV_TRY(check_source("k", args->k, &p->k_token_stride, args, err));
-  PKV_TRY(check_source("v", args->v, &p->v_token_stride, args, err));
-  resolve_scales(&p->cache);
-  return PKV_OK;
-}
-
-pkv_status pkv_append(pkv_executor *executor, const pkv_append_args *args, pkv_error *err) {
-  pkv_append_params p;
-  PKV_CHECK(err, executor != NULL, PKV_E_INVALID, "executor is NULL");
-  PKV_CHECK(err, executor->device_ops == NULL, PKV_E_INVALID,
-            "executor runs on a device: use pkv_device_append");
-  PKV_TRY(pkv_append_resolve(&p, args, 0, err));
-  const int64_t slots = args->cache->pages * args->cache->page_tokens;
-  for (int64_t i = 0; i < args->tokens; i++) {
-    PKV_CHECK(err, args->slots[i] >= -1 && args->slots[i] < slots, PKV_E_RANGE,
-              "args->slots[%lld] is %lld; the cache has slots 0 .. %lld (%lld pages of %d), -1 = "
-              "skip",
-              (long long)i, (long long)args->slots[i], (long long)(slots - 1),
-              (long long)args->cache->pages, args->cache->page_tokens);
-  }
-  return executor->ops->append(executor, &p, err);
 }

@@ -7,8 +7,12 @@
 #ifndef PKV_BACKEND_BACKEND_H
 #define PKV_BACKEND_BACKEND_H
 
+#include <math.h>
+
 #include "base/workers.h"
 #include "plan/plan.h"
+
+#define PKV_ROPE_PAIRS 128 /* of the largest head */
 
 /* Everything of pkv_attention_args with its defaults resolved. */
 typedef struct pkv_attention_params {
@@ -27,13 +31,31 @@ typedef struct pkv_attention_params {
   void *workspace;    /* laid out as plan->workspace_bytes says */
 } pkv_attention_params;
 
+/* pkv_rope with its defaults resolved. */
+typedef struct pkv_rope_params {
+  int32_t dims;     /* 0 = none */
+  int32_t adjacent; /* 1: (2j, 2j + 1); 0: (j, j + dims / 2) */
+  const int32_t *positions;
+  const float *inverse_frequency;   /* on a device: [dims / 2] or NULL */
+  double frequency[PKV_ROPE_PAIRS]; /* [dims / 2] where inverse_frequency is NULL */
+} pkv_rope_params;
+
 typedef struct pkv_append_params {
   pkv_cache cache;
   int64_t tokens;
   const int64_t *slots;
-  const float *k, *v;
-  int64_t k_token_stride, v_token_stride;
+  const void *k, *v;
+  pkv_dtype dtype;
+  int64_t k_token_stride, v_token_stride, k_head_stride, v_head_stride;
+  pkv_rope_params rope;
 } pkv_append_params;
+
+/* One pair turned by the angle of cosine c and sine s: one product rounded, one fused. */
+PKV_HD static inline void pkv_rope_turn(float *a, float *b, float c, float s) {
+  const float x = *a, y = *b;
+  *a = fmaf(x, c, -(y * s));
+  *b = fmaf(y, c, x * s);
+}
 
 /* Weight types, numbered as GGUF numbers them. */
 typedef enum pkv_wtype {

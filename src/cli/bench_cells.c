@@ -8,8 +8,8 @@
 #include "base/text.h"
 #include "pkv/trace.h"
 
-#define MAX_ROWS   4096
-#define MAX_LENGTH (1 << 24)
+#define MAX_ROWS   BENCH_MAX_ROWS
+#define MAX_LENGTH BENCH_MAX_LENGTH
 
 typedef struct builtin {
   const char *name;
@@ -44,7 +44,7 @@ static const builtin *named(const bench_cell_options *o, int32_t index, const ch
   const char *word = o->names;
   *bad = NULL;
   if (word == NULL) {
-    if (o->lengths != NULL || o->trace_file != NULL) return NULL;
+    if (o->lengths != NULL || o->trace_file != NULL || o->list != NULL) return NULL;
     for (int32_t i = 0; i < BUILTINS; i++)
       if (table[i].usual && index-- == 0) return &table[i];
     return NULL;
@@ -92,7 +92,8 @@ static pkv_status parse_lengths(int32_t *lengths, int32_t *rows, const char *tex
   return PKV_OK;
 }
 
-pkv_status bench_cell_count(int32_t *count, const bench_cell_options *options, pkv_error *err) {
+/* Cells before --only: built-in ones, then those of files, --lengths, --trace. */
+static pkv_status count_all(int32_t *count, const bench_cell_options *options, pkv_error *err) {
   const char *bad;
   int32_t lengths[MAX_ROWS], rows;
   *count = 0;
@@ -101,7 +102,41 @@ pkv_status bench_cell_count(int32_t *count, const bench_cell_options *options, p
     (*count)++;
   PKV_CHECK(err, bad == NULL, PKV_E_INVALID, "'%.*s' is no cell; there are " BENCH_CELL_NAMES,
             (int)strcspn(bad, ","), bad);
+  if (options->list != NULL) *count += options->list->count;
   *count += (options->lengths != NULL) + (options->trace_file != NULL);
+  return PKV_OK;
+}
+
+/* Where cell `index` of `count` comes from: a built-in one, one of a file, or neither. */
+static void find(const builtin **cell, const bench_listed **listed, const char **name,
+                 const bench_cell_options *o, int32_t index, int32_t count) {
+  const char *bad;
+  const int32_t after = (o->lengths != NULL) + (o->trace_file != NULL);
+  const int32_t of_files = o->list != NULL ? o->list->count : 0;
+  const int32_t at = index - (count - after - of_files);
+  *cell = named(o, index, &bad);
+  *listed = *cell == NULL && at >= 0 && at < of_files ? &o->list->cells[at] : NULL;
+  *name = *cell != NULL                                 ? (*cell)->name
+          : *listed != NULL                             ? (*listed)->name
+          : o->trace_file != NULL && index == count - 1 ? "trace_file"
+                                                        : "lengths";
+}
+
+static bool wanted(const bench_cell_options *o, int32_t index, int32_t count) {
+  const builtin *cell;
+  const bench_listed *listed;
+  const char *name;
+  find(&cell, &listed, &name, o, index, count);
+  return o->only == NULL || bench_among(o->only, name);
+}
+
+pkv_status bench_cell_count(int32_t *count, const bench_cell_options *options, pkv_error *err) {
+  int32_t all;
+  *count = 0;
+  PKV_TRY(count_all(&all, options, err));
+  for (int32_t i = 0; i < all; i++)
+    *count += wanted(options, i, all);
+  PKV_CHECK(err, *count > 0, PKV_E_INVALID, "--only '%s' names none of the cells", options->only);
   return PKV_OK;
 }
 
@@ -121,6 +156,27 @@ static pkv_status batch_alloc(bench_batch *b, const int32_t *lengths, int32_t ro
   PKV_CHECK(err, b->lengths && b->ids, PKV_E_NOMEM, "no memory for a batch of %d rows", rows);
   memcpy(b->lengths, lengths, (size_t)rows * sizeof *lengths);
   memset(b->ids, 0xff, (size_t)rows * (size_t)b->max_pages * sizeof(int32_t));
+  return PKV_OK;
+}
+
+/* The rows in another order, each with its pages. */
+static pkv_status permute_rows(bench_batch *b, uint64_t seed, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  const size_t width = (size_t)b->max_pages;
+  int32_t *row = pkv_alloc(&a, width * sizeof *row);
+  PKV_CHECK(err, row, PKV_E_NOMEM, "no memory for %zu pages", width);
+  pkv_rng rng;
+  pkv_rng_init(&rng, seed + 7);
+  for (int32_t i = b->rows - 1; i > 0; i--) {
+    const int32_t j = (int32_t)pkv_rng_below(&rng, (uint64_t)i + 1), length = b->lengths[i];
+    int32_t *const x = b->ids + (size_t)i * width, *const y = b->ids + (size_t)j * width;
+    b->lengths[i] = b->lengths[j];
+    b->lengths[j] = length;
+    memcpy(row, x, width * sizeof *row);
+    memmove(x, y, width * sizeof *row);
+    memcpy(y, row, width * sizeof *row);
+  }
+  pkv_free(&a, row, width * sizeof *row);
   return PKV_OK;
 }
 
@@ -147,7 +203,7 @@ static pkv_status make_fixed(bench_cell *out, const bench_cell_options *o, const
     for (int32_t p = 0; p < (lengths[row] + o->page_tokens - 1) / o->page_tokens; p++)
       b->ids[(int64_t)row * b->max_pages + p] = order[next++];
   pkv_free(&a, order, ((size_t)b->pages + 1) * sizeof *order);
-  return PKV_OK;
+  return o->rows_permuted ? permute_rows(b, o->seed, err) : PKV_OK;
 }
 
 /* One step of a trace; its pages become 0 .. n-1 in the order of their ids: scattered as they were.
@@ -196,8 +252,9 @@ static pkv_status make_traced(bench_cell *out, const bench_cell_options *o, cons
     step = pkv_trace_next_step(trace, step + 1);
     if (step < 0) break;
     if (index != (int64_t)out->count * measured / steps) continue;
-    status = make_step(&out->batches[out->count++], trace, step, o->page_tokens, request,
-                       request + active, err);
+    bench_batch *b = &out->batches[out->count++];
+    status = make_step(b, trace, step, o->page_tokens, request, request + active, err);
+    if (status == PKV_OK && o->rows_permuted) status = permute_rows(b, o->seed, err);
   }
   pkv_free(&a, request, 2 * active * sizeof *request);
   return status;
@@ -225,17 +282,24 @@ static pkv_status make_trace(bench_cell *out, const bench_cell_options *o, const
 pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, int32_t index,
                            pkv_error *err) {
   int32_t lengths[MAX_ROWS], rows, count;
-  const char *bad;
+  const builtin *cell;
+  const bench_listed *listed;
+  const char *name;
   memset(out, 0, sizeof *out);
-  PKV_TRY(bench_cell_count(&count, options, err));
-  const builtin *cell = named(options, index, &bad);
+  PKV_TRY(count_all(&count, options, err));
+  int32_t at = 0; /* among all */
+  for (int32_t left = index; at < count; at++)
+    if (wanted(options, at, count) && left-- == 0) break;
+  PKV_CHECK(err, at < count, PKV_E_RANGE, "there is no cell %d", index);
+  find(&cell, &listed, &name, options, at, count);
+  (void)snprintf(out->name, sizeof out->name, "%s", name);
+  if (listed != NULL) {
+    (void)snprintf(out->peers, sizeof out->peers, "%s", listed->peers);
+    return make_fixed(out, options, listed->lengths, listed->rows, err);
+  }
   const char *text = cell != NULL ? cell->lengths : options->lengths;
-  const bool last = index == count - 1 && options->trace_file != NULL && cell == NULL;
-  (void)snprintf(out->name, sizeof out->name, "%s",
-                 cell != NULL ? cell->name
-                 : last       ? "trace_file"
-                              : "lengths");
-  if (last || text == NULL) return make_trace(out, options, cell, err);
+  const bool traced = cell == NULL && options->trace_file != NULL && at == count - 1;
+  if (traced || text == NULL) return make_trace(out, options, cell, err);
   PKV_TRY(parse_lengths(lengths, &rows, text, err));
   return make_fixed(out, options, lengths, rows, err);
 }

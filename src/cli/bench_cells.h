@@ -9,7 +9,7 @@
 
 #include <stdbool.h>
 
-#include "base/alloc.h"
+#include "cli/bench_cell_files.h"
 
 typedef struct bench_batch {
   int32_t rows, max_pages;
@@ -20,7 +20,8 @@ typedef struct bench_batch {
 } bench_batch;
 
 typedef struct bench_cell {
-  char name[48];
+  char name[BENCH_NAME_BYTES];
+  char peers[BENCH_PEER_BYTES]; /* what others were measured at, in another run; or "" */
   int32_t count, capacity;
   bench_batch *batches; /* [count] of [capacity] */
 } bench_cell;
@@ -30,9 +31,14 @@ typedef struct bench_cell_options {
   int32_t steps;  /* of a trace: this many, evenly spread over the seed's 48 or 64 */
   int32_t active; /* rows of a trace from a file */
   uint64_t seed;
-  const char *lengths;    /* custom cell: "1024,4096x3"; NULL = none */
-  const char *trace_file; /* CSV or JSON; NULL = none */
-  const char *names;      /* of the built-in cells, separated by commas; NULL = the usual ones */
+  int32_t rows_permuted;       /* the rows of each batch in another order, by the seed */
+  const bench_cell_list *list; /* cells from files; NULL = none */
+  const char *lengths;         /* custom cell: "1024,4096x3"; NULL = none */
+  const char *trace_file;      /* CSV or JSON; NULL = none */
+  const char *only;            /* of all these the ones named, separated by commas; NULL = all */
+  /* of the built-in cells, separated by commas; NULL = the usual ones where nothing else is asked
+     for */
+  const char *names;
 } bench_cell_options;
 
 /* Every built-in cell, for the help text. */

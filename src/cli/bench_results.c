@@ -6,6 +6,12 @@
 
 #include "base/cpu.h"
 
+#define RAW_BYTES ((size_t)4 << 20)
+#define HEAD                                                                                       \
+  "commit,device,driver,cell,route,gpu_us,plan_us,wall_us,bytes,floor_us,error,peers,null_us,"     \
+  "wait_us,event_us,launch_us,step_us,rows,launches,ctas_sm,state_bytes,padded_bytes,gb_s,setup,"  \
+  "raw\n"
+
 /* CSV fields of ours hold no quotes; commas and line ends become blanks. */
 static void plain_text(char *text) {
   for (; *text != '\0'; text++)
@@ -23,12 +29,33 @@ void bench_run_describe(bench_run *run, const char *isa) {
   plain_text(run->driver);
 }
 
-static double gb_s(double bytes, double us) {
-  return us > 0 ? bytes / us / 1e3 : 0;
+void bench_result_init(bench_result *r, const char *cell, const char *route) {
+  memset(r, 0, sizeof *r);
+  r->cell = cell;
+  r->route = route;
+  r->peers = "";
+  r->error = -1;
+  pkv_buffer_init(&r->raw, RAW_BYTES, NULL);
 }
 
-static double percent(double part, double whole) {
-  return whole > 0 ? 100 * part / whole : 0;
+void bench_result_deinit(bench_result *r) {
+  pkv_buffer_deinit(&r->raw);
+}
+
+pkv_status bench_result_raw(bench_result *r, const char *name, const double *us, int32_t count,
+                            double divisor, pkv_error *err) {
+  PKV_TRY(pkv_buffer_printf(&r->raw, err, "%s%s=", r->raw.size > 0 ? ";" : "", name));
+  for (int32_t i = 0; i < count; i++)
+    PKV_TRY(pkv_buffer_printf(&r->raw, err, "%s%.3f", i > 0 ? " " : "", us[i] / divisor));
+  return PKV_OK;
+}
+
+static double gb_s(const bench_result *r) {
+  return r->attend_us > 0 ? r->kv_bytes / r->attend_us / 1e3 : 0;
+}
+
+static double ratio(double part, double whole) {
+  return whole > 0 ? part / whole : 0;
 }
 
 void bench_table_head(const bench_run *run) {
@@ -42,37 +69,141 @@ void bench_table_row(const bench_result *r) {
   (void)printf(
       "%-14s %3d %-13s %5.1f %8.1f %7.0f %8.1f %8.2f %6.1f %9.0f %7.1f %6.2f %6.1f %8.1f\n",
       r->cell, r->threads, r->route, r->rows, r->launches, r->tasks, r->kv_bytes / 1048576,
-      r->state_bytes / 1048576, percent(r->padded_bytes, r->kv_bytes), r->attend_us, r->plan_us,
-      gb_s(r->kv_bytes, r->attend_us), percent(r->null_us, r->attend_us),
-      percent(r->plain_us, r->attend_us));
+      r->state_bytes / 1048576, 100 * ratio(r->padded_bytes, r->kv_bytes), r->attend_us, r->plan_us,
+      gb_s(r), 100 * ratio(r->null_us, r->attend_us), 100 * ratio(r->plain_us, r->attend_us));
   (void)fflush(stdout);
 }
 
+void bench_device_head(const bench_run *run) {
+  (void)printf("%s, driver %s, %s\nmicroseconds a layer; step: plan and 32 layers\n", run->device,
+               run->driver, run->setup);
+  (void)printf("%-16s %-15s %5s %8s %8s %6s %6s %8s %8s %8s %6s %7s %8s %8s %8s %8s %9s %8s\n",
+               "cell", "route", "rows", "KV MiB", "st. MiB", "pad %", "launch", "floor", "null",
+               "gpu", "/null", "GB/s", "plan", "event", "wall", "graph", "step", "error");
+}
+
+/* A time, or a dash where there is none. */
+static void time_field(double us, int width) {
+  if (us >= 0)
+    (void)printf(" %*.2f", width, us);
+  else
+    (void)printf(" %*s", width, "-");
+}
+
+void bench_device_row(const bench_result *r) {
+  (void)printf("%-16s %-15s %5.1f %8.1f %8.2f %6.1f %6.1f", r->cell, r->route, r->rows,
+               r->kv_bytes / 1048576, r->state_bytes / 1048576,
+               100 * ratio(r->padded_bytes, r->kv_bytes), r->launches);
+  time_field(r->floor_us, 8);
+  time_field(r->null_us, 8);
+  time_field(r->attend_us, 8);
+  (void)printf(" %6.3f %7.0f", ratio(r->attend_us, r->null_us), gb_s(r));
+  time_field(r->plan_us, 8);
+  time_field(r->event_us, 8);
+  time_field(r->wall_us, 8);
+  time_field(r->launch_us, 8);
+  time_field(r->step_us, 9);
+  (void)printf(" %8.1e\n", r->error);
+  (void)fflush(stdout);
+}
+
+/* A number, or null where it was not measured. */
+static json_t *number(double value) {
+  return value < 0 ? json_null() : json_real(value);
+}
+
 json_t *bench_json_row(const bench_result *r) {
-  json_t *row = json_pack(
-      "{s:s, s:s, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}",
-      "cell", r->cell, "route", r->route, "threads", (int)r->threads, "rows", r->rows, "launches",
-      r->launches, "tasks", r->tasks, "kv_bytes", r->kv_bytes, "padded_bytes", r->padded_bytes,
-      "state_bytes", r->state_bytes, "attend_us", r->attend_us, "plan_us", r->plan_us, "wall_us",
-      r->plan_us + r->attend_us, "null_us", r->null_us, "plain_us", r->plain_us, "gb_s",
-      gb_s(r->kv_bytes, r->attend_us), "percent_null", percent(r->null_us, r->attend_us),
-      "percent_plain", percent(r->plain_us, r->attend_us));
-  if (row != NULL)
-    (void)json_object_set_new(row, "error", r->error < 0 ? json_null() : json_real(r->error));
+  const struct {
+    const char *name;
+    double value;
+  } fields[] = {{"rows", r->rows},
+                {"launches", r->launches},
+                {"tasks", r->tasks},
+                {"kv_bytes", r->kv_bytes},
+                {"padded_bytes", r->padded_bytes},
+                {"state_bytes", r->state_bytes},
+                {"attend_us", r->attend_us},
+                {"plan_us", r->plan_us},
+                {"wall_us", r->wall_us},
+                {"null_us", r->null_us},
+                {"error", r->error},
+                {"gb_s", gb_s(r)},
+                {"percent_null", 100 * ratio(r->null_us, r->attend_us)}};
+  const struct {
+    const char *name;
+    double value;
+  } cpu[] = {{"plain_us", r->plain_us}, {"percent_plain", 100 * ratio(r->plain_us, r->attend_us)}},
+    device[] = {{"floor_us", r->floor_us},   {"wait_us", r->wait_us}, {"event_us", r->event_us},
+                {"launch_us", r->launch_us}, {"step_us", r->step_us}, {"ctas_sm", r->ctas_sm}};
+  json_t *row = json_pack("{s:s, s:s}", "cell", r->cell, "route", r->route);
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    (void)json_object_set_new(row, fields[i].name, number(fields[i].value));
+  if (r->threads > 0) (void)json_object_set_new(row, "threads", json_integer(r->threads));
+  for (size_t i = 0; i < sizeof cpu / sizeof *cpu && r->threads > 0; i++)
+    (void)json_object_set_new(row, cpu[i].name, number(cpu[i].value));
+  for (size_t i = 0; i < sizeof device / sizeof *device && r->threads == 0; i++)
+    (void)json_object_set_new(row, device[i].name, number(device[i].value));
   return row;
 }
 
+/* The first line of a file that is there already must be our head. */
+static pkv_status check_head(FILE *file, const char *path, pkv_error *err) {
+  char line[sizeof HEAD + 1];
+  rewind(file);
+  if (fgets(line, sizeof line, file) == NULL) return PKV_OK;
+  PKV_CHECK(err, strcmp(line, HEAD) == 0, PKV_E_FORMAT,
+            "%s has other columns than this version writes: choose another file", path);
+  return PKV_OK;
+}
+
+pkv_status bench_csv_open(FILE **out, const char *path, const char *command, pkv_error *err) {
+  *out = NULL;
+  FILE *const file = fopen(path, "a+e");
+  PKV_CHECK(err, file, PKV_E_IO, "cannot open %s", path);
+  pkv_status status = check_head(file, path, err);
+  (void)fseek(file, 0, SEEK_END);
+  if (status == PKV_OK && ftell(file) == 0) (void)fputs(HEAD, file);
+  if (status == PKV_OK) (void)fprintf(file, "# command: pkv %s\n", command);
+  if (status == PKV_OK && (fflush(file) != 0 || ferror(file)))
+    status = PKV_FAIL(err, PKV_E_IO, "cannot write %s", path);
+  if (status != PKV_OK) {
+    (void)fclose(file);
+    return status;
+  }
+  *out = file;
+  return PKV_OK;
+}
+
+static void csv_time(FILE *file, double us) {
+  if (us >= 0)
+    (void)fprintf(file, "%.3f,", us);
+  else
+    (void)fputc(',', file);
+}
+
 bool bench_csv_row(FILE *file, const bench_run *run, const bench_result *r) {
-  char error[32] = "";
-  if (ftell(file) == 0)
-    (void)fputs("commit,device,driver,cell,route,gpu_us,plan_us,wall_us,bytes,floor_us,error,"
-                "peers\n",
-                file);
-  if (r->error >= 0) (void)snprintf(error, sizeof error, "%.3g", r->error);
-  (void)fprintf(file,
-                "%s,%s,%s,%s %s %d threads,%s,%.2f,%.2f,%.2f,%.0f,%.2f,%s,plain_read_us=%.2f\n",
-                run->commit, run->device, run->driver, r->cell, run->setup, r->threads, r->route,
-                r->attend_us, r->plan_us, r->attend_us + r->plan_us, r->kv_bytes, r->null_us, error,
-                r->plain_us);
+  const bool cpu = r->threads > 0;
+  (void)fprintf(file, "%s,%s,%s,%s", run->commit, run->device, run->driver, r->cell);
+  if (cpu) (void)fprintf(file, " %s %d threads", run->setup, r->threads);
+  (void)fprintf(file, ",%s,", r->route);
+  csv_time(file, r->attend_us);
+  csv_time(file, r->plan_us);
+  csv_time(file, r->wall_us);
+  (void)fprintf(file, "%.0f,", r->kv_bytes);
+  csv_time(file, cpu ? r->null_us : r->floor_us);
+  if (r->error >= 0) (void)fprintf(file, "%.3g", r->error);
+  if (cpu)
+    (void)fprintf(file, ",plain_read_us=%.2f,", r->plain_us);
+  else
+    (void)fprintf(file, ",%s,", r->peers);
+  csv_time(file, r->null_us);
+  csv_time(file, cpu ? -1 : r->wait_us);
+  csv_time(file, cpu ? -1 : r->event_us);
+  csv_time(file, cpu ? -1 : r->launch_us);
+  csv_time(file, cpu ? -1 : r->step_us);
+  (void)fprintf(file, "%.2f,%.2f,", r->rows, r->launches);
+  csv_time(file, cpu ? -1 : r->ctas_sm);
+  (void)fprintf(file, "%.0f,%.0f,%.2f,%s,%s\n", r->state_bytes, r->padded_bytes, gb_s(r),
+                run->setup, r->raw.size > 0 ? r->raw.data : "");
   return fflush(file) == 0 && !ferror(file);
 }

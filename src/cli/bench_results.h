@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The result rows of `pkv bench attention`: a table, JSON, and the CSV schema of all result files.
+/* The result rows of `pkv bench attention`: tables, JSON, and the CSV schema of all result files.
  */
 #ifndef PKV_CLI_BENCH_RESULTS_H
 #define PKV_CLI_BENCH_RESULTS_H
@@ -8,34 +8,61 @@
 
 #include "cli/command.h"
 
-/* Means over the steps of a cell, each step the median of its repetitions; times in microseconds.
- */
+/* Means over the steps of a cell, each step the median of its repetitions; times in microseconds
+ * of one layer, but for step_us; < 0 = not measured. */
 typedef struct bench_result {
-  const char *cell, *route;
-  int32_t threads;
+  const char *cell, *route, *peers;
+  int32_t threads; /* CPU only */
   double rows, launches, tasks;
-  double plan_us, attend_us, null_us, plain_us;
+  double plan_us, attend_us, null_us, wall_us;
+  double plain_us; /* CPU only */
+  /* a device only */
+  double floor_us;
+  double wait_us;  /* attend_us where no launch overlaps the one before */
+  double event_us; /* no graph: the host enqueues each layer */
+  double
+      launch_us;  /* plan and one layer in a graph: launched and waited for, by the host's clock */
+  double step_us; /* plan and 32 layers */
+  double ctas_sm; /* blocks of the decode launches over multiprocessors */
   double kv_bytes, padded_bytes, state_bytes;
-  double error; /* largest, relative to the largest value of the reference; < 0 = not checked */
+  double error;   /* < 0 = not checked */
+  pkv_buffer raw; /* "NAME=US US ...;NAME=...": every repetition, step by step */
 } bench_result;
 
 /* What all rows of a run share. */
 typedef struct bench_run {
   const char *commit;
   char device[96], driver[96];
-  char setup[96]; /* dtype, heads, page, layout: part of the cell's name in CSV */
+  char setup[160]; /* dtype, heads, page, layout */
 } bench_run;
 
 void bench_run_describe(bench_run *run, const char *isa);
 
+void bench_result_init(bench_result *r, const char *cell, const char *route);
+void bench_result_deinit(bench_result *r);
+/* Adds repetitions to `raw`, each divided by `divisor`. */
+pkv_status bench_result_raw(bench_result *r, const char *name, const double *us, int32_t count,
+                            double divisor, pkv_error *err);
+
 void bench_table_head(const bench_run *run);
 void bench_table_row(const bench_result *r);
+void bench_device_head(const bench_run *run);
+void bench_device_row(const bench_result *r);
 json_t *bench_json_row(const bench_result *r);
+
 /*
- * commit, device, driver, cell, route, gpu_us, plan_us, wall_us, bytes, floor_us, error, peers.
- * Here gpu_us is the time of pkv_attention_run on the CPU, wall_us that and the plan, bytes the
- * useful KV bytes, floor_us the null read, and peers the plain read. Writes the head into an empty
- * file. False when the file cannot be written.
+ * Opens the file to append rows and writes the head into an empty one; then a line
+ * "# command: pkv COMMAND", which holds for the rows after it. E_IO; E_FORMAT where a file has
+ * other columns.
+ */
+pkv_status bench_csv_open(FILE **out, const char *path, const char *command, pkv_error *err);
+/*
+ * commit, device, driver, cell, route, gpu_us, plan_us, wall_us, bytes, floor_us, error, peers,
+ * then null_us, wait_us, event_us, launch_us, step_us, rows, launches, ctas_sm, state_bytes,
+ * padded_bytes, gb_s, setup, raw. A field that was not measured is empty. On the CPU gpu_us is the
+ * time of pkv_attention_run, floor_us the null read, peers the plain read, and the cell's name
+ * holds the setup. peers: "NAME=US;NAME=US", with "anchor:" before figures of another run.
+ * bench/results/README.md says it for readers. False when the file cannot be written.
  */
 bool bench_csv_row(FILE *file, const bench_run *run, const bench_result *r);
 

@@ -21,45 +21,48 @@
 #include "base/cpu.h"
 #include "base/rng.h"
 #include "base/text.h"
-#include "cli/bench_cells.h"
-#include "cli/bench_results.h"
+#include "cli/bench_attention.h"
 #include "cli/bench_store.h"
 
-#define MAX_REPEATS  101
+#define MAX_REPEATS  BENCH_MAX_REPEATS
 #define MAX_THREADS  8    /* different thread counts in one run */
 #define MOST_CHECKED 1e-4 /* float sums against double ones, relative to the largest output */
 #define ROUTES       5
 #define COLD_BYTES   (INT64_C(1) << 30) /* read in between before a page is read again */
 
-typedef struct bench_options {
-  const char *cells, *lengths, *trace_file, *threads, *csv, *commit;
-  int32_t route, dtype, layout, isa;
-  int32_t query_heads, kv_heads, head_dim, page_tokens, q_len, window;
-  int32_t parts, splits, bucket, invariant;
-  int32_t steps, repeats, active, memory_mib, check_tokens, huge, best, cpu_time, json;
-  int64_t seed;
-} bench_options;
+#define CPU_REPEATS 5
+#define CPU_MIB     4096
 
-static const char *const route_choices[] = {
-    "all", "bucket_exact", "bucket_padded", "split", "workqueue", "balanced", NULL};
+static const char *const route_choices[] = {"all",       "bucket_exact", "bucket_padded",   "split",
+                                            "workqueue", "balanced",     "workqueue_fused", NULL};
+static const char *const device_choices[] = {"cpu", "cuda", NULL};
+static const char *const graph_choices[] = {"one", "each", NULL};
 static const char *const dtype_choices[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
-static const char *const layout_choices[] = {"hnd", "nhd", NULL};
+static const char *const layout_choices[] = {"hnd", "nhd", "interleaved", NULL};
 static const char *const isa_choices[] = {"auto",   "reference", "scalar", "avx2",
                                           "avx512", "neon",      NULL};
 
 #define O bench_options
 static const pkv_option options_table[] = {
-    PKV_TEXT(O, cells, 0, "cells", "NAMES", NULL, "built-in cells, separated by commas"),
+    PKV_CHOICE(O, device, 0, "device", device_choices, "cpu", "where to measure"),
+    PKV_TEXT(
+        O, cells, 0, "cells", "NAMES|FILE", NULL,
+        "built-in cells, separated by commas; or a file of lines NAME LENGTH LENGTH ..., known "
+        "by a '/' or '.' in its name"),
+    PKV_TEXT(O, anchors, 0, "anchors", "FILE", NULL,
+             "cells from JSON with what others were measured at: h200_decode_anchors.json"),
     PKV_TEXT(O, lengths, 0, "lengths", "LIST", NULL, "one more cell: 1024,4096x3"),
     PKV_TEXT(O, trace_file, 0, "trace", "FILE", NULL,
              "one more cell: requests from CSV or JSON (prompt_len, decode_len, arrival)"),
+    PKV_TEXT(O, only, 0, "only", "NAMES", NULL, "of all these cells the ones named"),
     PKV_INT(O, active, 0, "active", "N", "8", 1, 4096, "rows together of --trace"),
     PKV_CHOICE(O, route, 'r', "route", route_choices, "all", "route to measure"),
     PKV_TEXT(O, threads, 't', "threads", "LIST", "0",
              "thread counts, separated by commas; 0 = all cores"),
     PKV_CHOICE(O, isa, 0, "isa", isa_choices, "auto", "instruction set"),
     PKV_CHOICE(O, dtype, 0, "kv-dtype", dtype_choices, "f16", "element type of the cache"),
-    PKV_CHOICE(O, layout, 0, "layout", layout_choices, "hnd", "order of a page's elements"),
+    PKV_CHOICE(O, layout, 0, "layout", layout_choices, "hnd",
+               "order of a page's elements; interleaved (GPU): nhd with K and V in one page"),
     PKV_INT(O, query_heads, 0, "query-heads", "N", "32", 1, 1024, "query heads"),
     PKV_INT(O, kv_heads, 0, "kv-heads", "N", "8", 1, 1024, "KV heads"),
     PKV_INT(O, head_dim, 0, "head-dim", "N", "128", 8, 256, "head dimension"),
@@ -70,12 +73,21 @@ static const pkv_option options_table[] = {
     PKV_INT(O, splits, 0, "splits", "N", "32", 1, 1024, "S of split and the bucket routes"),
     PKV_INT(O, bucket, 0, "bucket", "TOKENS", "0", 0, 1 << 20,
             "bucket_padded rounds lengths up to this; 0 = default"),
+    PKV_INT(O, segment_cost, 0, "segment-cost", "N", "0", 0, 1 << 20,
+            "balanced: what starting a row costs where a tile of 64 tokens costs 8; 0 = default"),
     PKV_FLAG(O, invariant, 0, "batch-invariant", "balanced in its batch-invariant mode"),
+    PKV_FLAG(O, rows_permuted, 0, "rows-permuted", "the rows of each batch in another order"),
     PKV_INT(O, steps, 0, "steps", "N", "4", 1, 64, "steps of a trace, evenly spread"),
-    PKV_INT(O, repeats, 'n', "repeats", "N", "5", 1, MAX_REPEATS, "repetitions of each step"),
-    PKV_INT(O, memory_mib, 0, "memory", "MIB", "4096", 16, 1 << 20, "largest cache storage"),
+    PKV_INT(O, repeats, 'n', "repeats", "N", "0", 0, MAX_REPEATS,
+            "repetitions of each step; 0 = 5, on a GPU 25"),
+    PKV_INT(O, memory_mib, 0, "memory", "MIB", "0", 0, 1 << 20,
+            "largest cache storage; 0 = 4096, on a GPU three quarters of what is free"),
     PKV_INT(O, check_tokens, 0, "check", "TOKENS", "8192", 0, 1 << 24,
-            "cached tokens to compare with the reference first; 0 = none"),
+            "cached tokens to compare with the reference first; 0 = none (on a GPU: all or none)"),
+    PKV_INT(O, needles, 0, "needles", "N", "32", 0, 65536,
+            "GPU: pages of each row that hold the only key that counts, one after another"),
+    PKV_CHOICE(O, graphs, 0, "graphs", graph_choices, "one",
+               "GPU: all that is compared in one graph, or each in a graph of its own"),
     PKV_INT(O, seed, 0, "seed", "N", "20260623", 1, INT64_C(4294967295), "of traces and data"),
     PKV_FLAG(O, best, 0, "best", "shortest repetition instead of the median, for a busy machine"),
     PKV_FLAG(O, cpu_time, 0, "cpu-time",
@@ -87,20 +99,13 @@ static const pkv_option options_table[] = {
 };
 #undef O
 
-/* Everything that lives as long as the command. */
 typedef struct bench {
-  const pkv_cli *cli;
+  bench_frame frame;
   const bench_options *o;
-  pkv_shape shape;
-  bench_cell_options cell_options;
-  int32_t cells, routes, thread_counts;
+  int32_t routes, thread_counts, repeats;
   pkv_route route[ROUTES];
   int32_t threads[MAX_THREADS];
   bench_store store;
-  bench_run run;
-  FILE *csv;
-  json_t *rows; /* --json */
-  int32_t skipped;
   uint64_t checksum; /* of the reads, so that they are not for nothing */
 } bench;
 
@@ -119,13 +124,14 @@ static int64_t now_ns(const bench *b, int32_t threads) {
   return ((int64_t)used.tv_sec * 1000000000 + used.tv_nsec) / threads;
 }
 
-static pkv_plan_options plan_options(const bench *b, pkv_route route) {
+pkv_plan_options bench_plan_options(const bench_options *o, pkv_route route) {
   pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
   options.route = route;
-  options.parts = b->o->parts;
-  if (route != PKV_ROUTE_WORKQUEUE) options.splits = b->o->splits;
-  options.bucket_tokens = b->o->bucket;
-  if (b->o->invariant && route == PKV_ROUTE_BALANCED) options.flags = PKV_PLAN_BATCH_INVARIANT;
+  options.parts = o->parts;
+  if (route != PKV_ROUTE_WORKQUEUE) options.splits = o->splits;
+  options.bucket_tokens = o->bucket;
+  options.segment_cost = (uint32_t)o->segment_cost;
+  if (o->invariant && route == PKV_ROUTE_BALANCED) options.flags = PKV_PLAN_BATCH_INVARIANT;
   return options;
 }
 
@@ -152,16 +158,17 @@ static pkv_status scratch_init(scratch *s, const bench *b, const bench_cell *cel
     for (int32_t row = 0; row < batch->rows; row++)
       if (batch->lengths[row] > longest) longest = batch->lengths[row];
     for (int32_t r = 0; r < b->routes; r++) {
-      const pkv_plan_options options = plan_options(b, b->route[r]);
+      const pkv_plan_options options = bench_plan_options(b->o, b->route[r]);
       size_t plan, workspace;
-      PKV_TRY(pkv_plan_size(&plan, &workspace, &b->shape, &options, batch->rows, longest, err));
+      PKV_TRY(
+          pkv_plan_size(&plan, &workspace, &b->frame.shape, &options, batch->rows, longest, err));
       if (plan > s->plan_bytes) s->plan_bytes = plan;
       if (workspace > s->workspace_bytes) s->workspace_bytes = workspace;
     }
   }
   if (s->workspace_bytes == 0) s->workspace_bytes = 64;
-  s->q_bytes = (size_t)rows * (size_t)b->shape.q_len * (size_t)b->shape.query_heads *
-               (size_t)b->shape.head_dim * sizeof(float);
+  s->q_bytes = (size_t)rows * (size_t)b->frame.shape.q_len * (size_t)b->frame.shape.query_heads *
+               (size_t)b->frame.shape.head_dim * sizeof(float);
   s->ids_bytes = (size_t)entries * sizeof(int32_t);
   s->q = pkv_alloc(&a, s->q_bytes);
   s->out = pkv_alloc(&a, s->q_bytes);
@@ -187,7 +194,7 @@ static pkv_status attend(const bench *b, const scratch *s, pkv_executor *executo
   pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
   const int32_t threads = pkv_executor_threads(executor);
   const int64_t t0 = now_ns(b, 1); /* the plan is built by this thread alone */
-  PKV_TRY(pkv_plan_build(&args.plan, s->plan, s->plan_bytes, &b->shape, options, batch->rows,
+  PKV_TRY(pkv_plan_build(&args.plan, s->plan, s->plan_bytes, &b->frame.shape, options, batch->rows,
                          batch->lengths, err));
   *plan_ns = now_ns(b, 1) - t0;
   const int64_t t1 = now_ns(b, threads);
@@ -227,8 +234,8 @@ static pkv_status check(bench *b, scratch *s, const bench_cell *cell, pkv_execut
   const pkv_allocator a = pkv_allocator_default();
   const bench_batch *batch = &cell->batches[0];
   const size_t rows = (size_t)batch->rows;
-  const size_t stride =
-      (size_t)b->shape.q_len * (size_t)b->shape.query_heads * (size_t)b->shape.head_dim;
+  const size_t stride = (size_t)b->frame.shape.q_len * (size_t)b->frame.shape.query_heads *
+                        (size_t)b->frame.shape.head_dim;
   pkv_executor_options reference = PKV_EXECUTOR_OPTIONS_INIT;
   pkv_executor *oracle = NULL;
   int64_t ns[2];
@@ -247,10 +254,10 @@ static pkv_status check(bench *b, scratch *s, const bench_cell *cell, pkv_execut
   reference.isa = PKV_ISA_REFERENCE;
   status = pkv_executor_create(&oracle, &reference, err);
   if (status != PKV_OK) goto done;
-  const pkv_plan_options whole = plan_options(b, b->route[0]);
+  const pkv_plan_options whole = bench_plan_options(b->o, b->route[0]);
   status = attend(b, s, oracle, &whole, &few, s->expected, &ns[0], &ns[1], NULL, err);
   for (int32_t r = 0; r < b->routes && status == PKV_OK; r++) {
-    const pkv_plan_options options = plan_options(b, b->route[r]);
+    const pkv_plan_options options = bench_plan_options(b->o, b->route[r]);
     double most = 0, largest = 0;
     memset(s->workspace, 0xff, s->workspace_bytes);
     status = attend(b, s, executor, &options, batch, s->out, &ns[0], &ns[1], NULL, err);
@@ -277,12 +284,15 @@ static int by_value(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
+double bench_median(double *values, int32_t count) {
+  qsort(values, (size_t)count, sizeof *values, by_value);
+  return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
 /* What stands for the repetitions: their median, or with --best their minimum. */
 static double typical_us(const bench *b, double *ns, int32_t count) {
-  qsort(ns, (size_t)count, sizeof *ns, by_value);
-  if (b->o->best) return ns[0] / 1e3;
-  const double middle = count % 2 ? ns[count / 2] : (ns[count / 2 - 1] + ns[count / 2]) / 2;
-  return middle / 1e3;
+  const double middle = bench_median(ns, count);
+  return (b->o->best ? ns[0] : middle) / 1e3;
 }
 
 /* One step, all contenders interleaved; adds its medians and counters to results[routes]. */
@@ -291,7 +301,7 @@ static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
                                pkv_error *err) {
   double attend_ns[ROUTES][MAX_REPEATS], plan_ns[ROUTES][MAX_REPEATS];
   double null_ns[MAX_REPEATS], plain_ns[MAX_REPEATS];
-  const int32_t contenders = b->routes + 2, repeats = b->o->repeats;
+  const int32_t contenders = b->routes + 2, repeats = b->repeats;
   const int64_t bytes = bench_store_bytes(&b->store, batch);
   pkv_plan_stats stats[ROUTES];
   for (int32_t n = 0; n < repeats; n++)
@@ -299,7 +309,7 @@ static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
       const int32_t which = (i + n) % contenders;
       bench_store_place(s->ids, &b->store, batch);
       if (which < b->routes) {
-        const pkv_plan_options options = plan_options(b, b->route[which]);
+        const pkv_plan_options options = bench_plan_options(b->o, b->route[which]);
         int64_t plan, run;
         stats[which] = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
         PKV_TRY(attend(b, s, executor, &options, batch, s->out, &plan, &run, &stats[which], err));
@@ -314,6 +324,12 @@ static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
       }
       if (pkv_cli_interrupted()) return PKV_FAIL(err, PKV_E_STATE, "interrupted");
     }
+  for (int32_t r = 0; r < b->routes; r++) {
+    PKV_TRY(bench_result_raw(&results[r], "gpu", attend_ns[r], repeats, 1e3, err));
+    PKV_TRY(bench_result_raw(&results[r], "plan", plan_ns[r], repeats, 1e3, err));
+    PKV_TRY(bench_result_raw(&results[r], "null", null_ns, repeats, 1e3, err));
+    PKV_TRY(bench_result_raw(&results[r], "plain", plain_ns, repeats, 1e3, err));
+  }
   const double null_us = typical_us(b, null_ns, repeats),
                plain_us = typical_us(b, plain_ns, repeats);
   for (int32_t r = 0; r < b->routes; r++) {
@@ -331,6 +347,18 @@ static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
   return PKV_OK;
 }
 
+pkv_status bench_report(bench_frame *frame, const bench_result *result, pkv_error *err) {
+  if (frame->rows != NULL)
+    (void)json_array_append_new(frame->rows, bench_json_row(result));
+  else if (frame->o->device)
+    bench_device_row(result);
+  else
+    bench_table_row(result);
+  PKV_CHECK(err, frame->csv == NULL || bench_csv_row(frame->csv, &frame->run, result), PKV_E_IO,
+            "cannot write %s", frame->o->csv);
+  return PKV_OK;
+}
+
 static pkv_status report(bench *b, bench_result *results, int32_t steps, pkv_error *err) {
   for (int32_t r = 0; r < b->routes; r++) {
     bench_result *result = &results[r];
@@ -340,12 +368,8 @@ static pkv_status report(bench *b, bench_result *results, int32_t steps, pkv_err
                             &result->state_bytes};
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
       *sums[i] /= steps;
-    if (b->rows != NULL)
-      (void)json_array_append_new(b->rows, bench_json_row(result));
-    else
-      bench_table_row(result);
-    PKV_CHECK(err, b->csv == NULL || bench_csv_row(b->csv, &b->run, result), PKV_E_IO,
-              "cannot write %s", b->o->csv);
+    result->wall_us = result->plan_us + result->attend_us;
+    PKV_TRY(bench_report(&b->frame, result, err));
   }
   return PKV_OK;
 }
@@ -359,22 +383,22 @@ static pkv_status run_cell(bench *b, const bench_cell *cell, int32_t threads, pk
   scratch s;
   options.threads = threads;
   options.isa = (pkv_isa)b->o->isa;
-  memset(results, 0, sizeof results);
-  for (int32_t r = 0; r < b->routes; r++)
+  for (int32_t r = 0; r < b->routes; r++) {
+    bench_result_init(&results[r], cell->name, pkv_route_name(b->route[r]));
+    results[r].threads = threads;
     error[r] = -1;
+  }
   pkv_status status = scratch_init(&s, b, cell, err);
   if (status == PKV_OK) status = pkv_executor_create(&executor, &options, err);
   if (status == PKV_OK) status = pkv_workers_create(&workers, threads, NULL, err);
   if (status == PKV_OK && b->o->check_tokens > 0) status = check(b, &s, cell, executor, error, err);
   for (int32_t i = 0; i < cell->count && status == PKV_OK; i++)
     status = measure_step(b, &s, &cell->batches[i], executor, workers, results, err);
-  for (int32_t r = 0; r < b->routes; r++) {
-    results[r].cell = cell->name;
-    results[r].route = pkv_route_name(b->route[r]);
-    results[r].threads = threads;
+  for (int32_t r = 0; r < b->routes; r++)
     results[r].error = error[r];
-  }
   if (status == PKV_OK) status = report(b, results, cell->count, err);
+  for (int32_t r = 0; r < b->routes; r++)
+    bench_result_deinit(&results[r]);
   pkv_workers_destroy(workers);
   pkv_executor_destroy(executor);
   scratch_free(&s);
@@ -383,14 +407,15 @@ static pkv_status run_cell(bench *b, const bench_cell *cell, int32_t threads, pk
 
 /* Storage for the largest cell that fits, and a gigabyte more to keep caches cold. */
 static pkv_status open_store(bench *b, pkv_error *err) {
-  const int64_t page_bytes = 2 * (int64_t)b->shape.kv_heads * b->shape.head_dim *
-                             b->shape.page_tokens *
+  const int64_t page_bytes = 2 * (int64_t)b->frame.shape.kv_heads * b->frame.shape.head_dim *
+                             b->frame.shape.page_tokens *
                              (int64_t)pkv_dtype_bytes((pkv_dtype)b->o->dtype);
-  const int64_t limit = ((int64_t)b->o->memory_mib << 20) / page_bytes;
+  const int32_t mib = b->o->memory_mib > 0 ? b->o->memory_mib : CPU_MIB;
+  const int64_t limit = ((int64_t)mib << 20) / page_bytes;
   int64_t pages = 1;
-  for (int32_t i = 0; i < b->cells; i++) {
+  for (int32_t i = 0; i < b->frame.cells; i++) {
     bench_cell cell;
-    const pkv_status status = bench_cell_make(&cell, &b->cell_options, i, err);
+    const pkv_status status = bench_cell_make(&cell, &b->frame.cell_options, i, err);
     const int64_t need = bench_cell_pages(&cell);
     bench_cell_free(&cell);
     if (status != PKV_OK) return status;
@@ -399,19 +424,20 @@ static pkv_status open_store(bench *b, pkv_error *err) {
   pages += COLD_BYTES / page_bytes;
   if (pages > limit) pages = limit;
   PKV_CHECK(err, pages >= 1, PKV_E_TOO_SMALL, "--memory %d MiB does not hold a page of %lld bytes",
-            b->o->memory_mib, (long long)page_bytes);
-  return bench_store_init(&b->store, &b->shape, (pkv_dtype)b->o->dtype, (pkv_layout)b->o->layout,
-                          pages, b->o->huge != 0, (uint64_t)b->o->seed, err);
+            mib, (long long)page_bytes);
+  return bench_store_init(&b->store, &b->frame.shape, (pkv_dtype)b->o->dtype,
+                          (pkv_layout)b->o->layout, pages, b->o->huge != 0, (uint64_t)b->o->seed,
+                          err);
 }
 
 static pkv_status run_cells(bench *b, pkv_error *err) {
-  for (int32_t i = 0; i < b->cells; i++) {
+  for (int32_t i = 0; i < b->frame.cells; i++) {
     bench_cell cell;
-    pkv_status status = bench_cell_make(&cell, &b->cell_options, i, err);
+    pkv_status status = bench_cell_make(&cell, &b->frame.cell_options, i, err);
     if (status == PKV_OK && bench_cell_pages(&cell) > b->store.cache.pages) {
-      pkv_cli_error(b->cli, "%s skipped: %lld pages, the storage has %lld (see --memory)",
+      pkv_cli_error(b->frame.cli, "%s skipped: %lld pages, the storage has %lld (see --memory)",
                     cell.name, (long long)bench_cell_pages(&cell), (long long)b->store.cache.pages);
-      b->skipped++;
+      b->frame.skipped++;
     } else {
       for (int32_t t = 0; t < b->thread_counts && status == PKV_OK; t++)
         status = run_cell(b, &cell, b->threads[t], err);
@@ -439,77 +465,143 @@ static bool parse_threads(bench *b) {
   return true;
 }
 
-static int finish(bench *b, pkv_status status, const pkv_error *err) {
+static pkv_status run_on_cpu(bench_frame *frame, bench *b, pkv_error *err) {
+  pkv_executor_options options = PKV_EXECUTOR_OPTIONS_INIT;
+  pkv_executor *executor = NULL;
+  const bench_options *o = frame->o;
+  b->frame = *frame;
+  b->repeats = o->repeats > 0 ? o->repeats : CPU_REPEATS;
+  for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++)
+    if (o->route == BENCH_ROUTE_ALL || o->route == route) b->route[b->routes++] = (pkv_route)route;
+  options.isa = (pkv_isa)o->isa;
+  pkv_status status = pkv_executor_create(&executor, &options, err);
+  if (status == PKV_OK) {
+    bench_run_describe(&b->frame.run, pkv_isa_name(pkv_executor_isa(executor)));
+    pkv_executor_destroy(executor);
+    status = open_store(b, err);
+  }
+  if (status == PKV_OK && b->frame.rows == NULL) bench_table_head(&b->frame.run);
+  if (status == PKV_OK) status = run_cells(b, err);
+  bench_store_deinit(&b->store);
+  *frame = b->frame;
+  return status;
+}
+
+static int finish(bench_frame *frame, pkv_status status, const pkv_error *err) {
   int code = PKV_EXIT_OK;
   if (status != PKV_OK)
-    code = pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(b->cli, err);
-  else if (b->rows != NULL)
+    code = pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(frame->cli, err);
+  else if (frame->rows != NULL)
     code =
-        pkv_cli_json(b->cli, json_pack("{s:s, s:s, s:s, s:s, s:i, s:O}", "commit", b->run.commit,
-                                       "device", b->run.device, "driver", b->run.driver, "setup",
-                                       b->run.setup, "skipped", (int)b->skipped, "rows", b->rows));
-  else if (b->skipped > 0)
-    (void)printf("%d cells skipped\n", b->skipped);
-  if (b->csv != NULL && fclose(b->csv) != 0 && code == PKV_EXIT_OK) {
-    pkv_cli_error(b->cli, "cannot write %s", b->o->csv);
+        pkv_cli_json(frame->cli, json_pack("{s:s, s:s, s:s, s:s, s:i, s:O}", "commit",
+                                           frame->run.commit, "device", frame->run.device, "driver",
+                                           frame->run.driver, "setup", frame->run.setup, "skipped",
+                                           (int)frame->skipped, "rows", frame->rows));
+  else if (frame->skipped > 0)
+    (void)printf("%d cells skipped\n", frame->skipped);
+  if (frame->csv != NULL && fclose(frame->csv) != 0 && code == PKV_EXIT_OK) {
+    pkv_cli_error(frame->cli, "cannot write %s", frame->o->csv);
     code = PKV_EXIT_FAILURE;
   }
-  json_decref(b->rows);
-  bench_store_deinit(&b->store);
+  json_decref(frame->rows);
   return code;
 }
 
-static void set_up(bench *b) {
-  const bench_options *o = b->o;
-  b->shape = (pkv_shape)PKV_SHAPE_INIT;
-  b->shape.query_heads = o->query_heads;
-  b->shape.kv_heads = o->kv_heads;
-  b->shape.head_dim = o->head_dim;
-  b->shape.page_tokens = o->page_tokens;
-  b->shape.q_len = o->q_len;
-  b->shape.window = o->window;
-  b->cell_options = (bench_cell_options){.page_tokens = o->page_tokens,
-                                         .steps = o->steps,
-                                         .active = o->active,
-                                         .seed = (uint64_t)o->seed,
-                                         .lengths = o->lengths,
-                                         .trace_file = o->trace_file,
-                                         .names = o->cells};
-  for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++)
-    if (o->route == 0 || o->route == route) b->route[b->routes++] = (pkv_route)route;
-  b->run.commit = o->commit;
-  (void)snprintf(b->run.setup, sizeof b->run.setup, "%s %d/%dx%d p%d %s%s%s%s%s",
+static void set_up(bench_frame *frame) {
+  const bench_options *o = frame->o;
+  frame->shape = (pkv_shape)PKV_SHAPE_INIT;
+  frame->shape.query_heads = o->query_heads;
+  frame->shape.kv_heads = o->kv_heads;
+  frame->shape.head_dim = o->head_dim;
+  frame->shape.page_tokens = o->page_tokens;
+  frame->shape.q_len = o->q_len;
+  frame->shape.window = o->window;
+  frame->cell_options = (bench_cell_options){.page_tokens = o->page_tokens,
+                                             .steps = o->steps,
+                                             .active = o->active,
+                                             .seed = (uint64_t)o->seed,
+                                             .rows_permuted = o->rows_permuted,
+                                             .lengths = o->lengths,
+                                             .trace_file = o->trace_file,
+                                             .only = o->only,
+                                             .names = o->cells};
+  frame->run.commit = o->commit;
+  char more[64] = "";
+  if (o->q_len > 1 || o->window > 0)
+    (void)snprintf(more, sizeof more, " q%d w%d", (int)o->q_len, (int)o->window);
+  (void)snprintf(frame->run.setup, sizeof frame->run.setup, "%s %d/%dx%d p%d %s%s%s%s%s%s%s",
                  dtype_choices[o->dtype], o->query_heads, o->kv_heads, o->head_dim, o->page_tokens,
-                 layout_choices[o->layout], o->huge ? " huge" : "", o->best ? " best" : "",
-                 o->cpu_time ? " cpu-time" : "", o->invariant ? " invariant" : "");
+                 layout_choices[o->layout], more, o->rows_permuted ? " permuted" : "",
+                 o->huge ? " huge" : "", o->best ? " best" : "", o->cpu_time ? " cpu-time" : "",
+                 o->invariant ? " invariant" : "");
+}
+
+/* What makes sense on the other device only; returns an exit code. */
+static int check_device_options(const pkv_cli *cli, const bench_options *o) {
+  if (o->device == 0 && o->layout == BENCH_INTERLEAVED)
+    return pkv_cli_usage(cli, "--layout interleaved needs --device cuda");
+  if (o->device == 0 && o->route == BENCH_WORKQUEUE_FUSED)
+    return pkv_cli_usage(cli, "--route workqueue_fused needs --device cuda");
+  if (o->device != 0 && (o->huge || o->best || o->cpu_time))
+    return pkv_cli_usage(cli, "--%s is for the CPU, not for --device cuda",
+                         o->huge   ? "huge-pages"
+                         : o->best ? "best"
+                                   : "cpu-time");
+  if (o->device != 0 && o->dtype == 0 /* f32 */)
+    return pkv_cli_usage(cli, "--kv-dtype f32 is for the CPU; a GPU has f16, bf16 and fp8_e4m3");
+  return PKV_EXIT_OK;
+}
+
+/* Cells from files, before the names are looked at. */
+static pkv_status read_cells(bench_frame *frame, bench_cell_list *list, pkv_error *err) {
+  const bench_options *o = frame->o;
+  if (o->cells != NULL && strpbrk(o->cells, "/.") != NULL) {
+    frame->cell_options.names = NULL;
+    PKV_TRY(bench_cell_list_text(list, o->cells, err));
+  }
+  if (o->anchors != NULL) PKV_TRY(bench_cell_list_anchors(list, o->anchors, err));
+  if (list->count > 0) frame->cell_options.list = list;
+  return PKV_OK;
+}
+
+static pkv_status open_results(bench_frame *frame, pkv_error *err) {
+  const bench_options *o = frame->o;
+  pkv_buffer command;
+  if (o->json) frame->rows = json_array();
+  if (o->csv == NULL) return PKV_OK;
+  pkv_buffer_init(&command, (size_t)1 << 20, NULL);
+  pkv_status status = pkv_options_text(&command, frame->cli->command, o, "csv,commit,json", err);
+  if (status == PKV_OK) status = bench_csv_open(&frame->csv, o->csv, command.data, err);
+  pkv_buffer_deinit(&command);
+  return status;
 }
 
 static int run(const pkv_cli *cli, const void *options) {
-  bench b = {.cli = cli, .o = options};
+  bench b = {.o = options};
+  bench_frame frame = {.cli = cli, .o = options};
+  bench_cell_list list = {0};
   pkv_error err = {PKV_OK, NULL, {0}};
-  pkv_executor_options executor_options = PKV_EXECUTOR_OPTIONS_INIT;
-  pkv_executor *executor = NULL;
-  set_up(&b);
+  int code = check_device_options(cli, b.o);
+  if (code != PKV_EXIT_OK) return code;
+  set_up(&frame);
   if (!parse_threads(&b))
     return pkv_cli_usage(cli, "--threads is '%s'; it takes up to %d counts like 1,2", b.o->threads,
                          MAX_THREADS);
-  if (bench_cell_count(&b.cells, &b.cell_options, &err) != PKV_OK)
+  pkv_status status = read_cells(&frame, &list, &err);
+  if (status != PKV_OK) {
+    bench_cell_list_free(&list);
+    return pkv_cli_fail(cli, &err);
+  }
+  if (bench_cell_count(&frame.cells, &frame.cell_options, &err) != PKV_OK) {
+    bench_cell_list_free(&list);
     return pkv_cli_usage(cli, "%s", err.text);
-  if (b.o->csv != NULL && (b.csv = fopen(b.o->csv, "ae")) == NULL) {
-    pkv_cli_error(cli, "cannot open %s", b.o->csv);
-    return PKV_EXIT_FAILURE;
   }
-  if (b.o->json) b.rows = json_array();
-  executor_options.isa = (pkv_isa)b.o->isa;
-  pkv_status status = pkv_executor_create(&executor, &executor_options, &err);
-  if (status == PKV_OK) {
-    bench_run_describe(&b.run, pkv_isa_name(pkv_executor_isa(executor)));
-    pkv_executor_destroy(executor);
-    status = open_store(&b, &err);
-  }
-  if (status == PKV_OK && b.rows == NULL) bench_table_head(&b.run);
-  if (status == PKV_OK) status = run_cells(&b, &err);
-  return finish(&b, status, &err);
+  status = open_results(&frame, &err);
+  if (status == PKV_OK)
+    status = b.o->device ? bench_device_run(&frame, &err) : run_on_cpu(&frame, &b, &err);
+  code = finish(&frame, status, &err);
+  bench_cell_list_free(&list);
+  return code;
 }
 
 const pkv_command pkv_command_bench_attention = {

@@ -19,6 +19,7 @@
 
 #include <jansson.h>
 
+#include "base/text.h"
 #include "pkv/pkv.h"
 
 /* Exit codes of every command. */
@@ -117,6 +118,10 @@ extern const int pkv_command_count;
  * words); operands move to the front of argv. Returns PKV_EXIT_OK or, after a message,
  * PKV_EXIT_USAGE. *help is set when -h or --help was met. */
 int pkv_options_parse(pkv_cli *cli, void *options, bool *help, int argc, char **argv);
+/* Appends the command's name and those of its filled options that differ from their defaults, as a
+ * shell takes them, but for the options named in `without`, which is separated by commas. */
+pkv_status pkv_options_text(pkv_buffer *out, const pkv_command *command, const void *options,
+                            const char *without, pkv_error *err);
 /* The candidate nearest to `word`, or NULL when none is near. */
 const char *pkv_nearest_word(const char *word, const char *const *candidates, int count);
 

@@ -180,11 +180,25 @@ class Frame(unittest.TestCase):
             self.assertEqual(rows["workqueue"]["rows"], 1.5)  # steps of 2 rows and of 1
             with open(csv, encoding="utf-8") as file:
                 lines = [line.rstrip("\n").split(",") for line in file]
-            self.assertEqual(",".join(lines[0]), "commit,device,driver,cell,route,gpu_us,plan_us,"
-                             "wall_us,bytes,floor_us,error,peers")
-            self.assertEqual(len(lines), 3)
-            self.assertTrue(all(len(line) == 12 for line in lines))
-            self.assertEqual((lines[1][0], lines[1][4]), ("abc", "workqueue"))
+            self.assertEqual(lines[0][:12], "commit,device,driver,cell,route,gpu_us,plan_us,"
+                             "wall_us,bytes,floor_us,error,peers".split(","))
+            self.assertEqual(len(lines), 5)
+            self.assertEqual(lines[1], lines[3])
+            self.assertTrue(lines[1][0].startswith("# command: pkv bench attention --"), lines[1])
+            self.assertIn("--trace " + trace, lines[1][0])
+            self.assertNotIn("abc", ",".join(lines[1]))
+            self.assertTrue(all(len(line) == 25 for line in (lines[0], lines[2], lines[4])))
+            row = dict(zip(lines[0], lines[2]))
+            self.assertEqual((row["commit"], row["route"]), ("abc", "workqueue"))
+            times = [float(us) for part in row["raw"].split(";") if part.startswith("gpu=")
+                     for us in part[4:].split()]
+            self.assertGreaterEqual(len(times), 2)
+            self.assertTrue(min(times) <= float(row["gpu_us"]) <= max(times))
+            with open(csv, "w", encoding="utf-8") as file:
+                file.write("commit,x\n")
+            code, _, err = pkv("bench", "attention", "--lengths", "5", "--csv", csv)
+            self.assertEqual(code, 1)
+            self.assertIn("has other columns", err)
             with open(trace, "a", encoding="utf-8") as file:
                 file.write("7,x,1\n")
             code, _, err = pkv("bench", "attention", "--trace", trace)
@@ -193,7 +207,56 @@ class Frame(unittest.TestCase):
             code, _, err = pkv("bench", "attention", "--trace", folder + "/none", "--memory", "16")
             self.assertEqual(code, 1)
 
+    def test_bench_cells_from_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "a.cells")
+
+            def write(text):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+
+            def cells(*args):
+                out = pkv("bench", "attention", "--device", "cpu", "-n", "1", "--memory", "64",
+                          "--json", "-r", "balanced", *args)
+                self.assertEqual(out[0], 0, out[2])
+                return {row["cell"]: row for row in json.loads(out[1])["rows"]}
+
+            write("# two cells\n\none 5 70\ntwo\t100 \n")
+            token = 2 * 8 * 128 * 2
+            rows = cells("--cells", path)
+            self.assertEqual({n: r["kv_bytes"] for n, r in rows.items()},
+                             {"one": 75 * token, "two": 100 * token})
+            self.assertEqual(list(cells("--cells", path, "--only", "two")), ["two"])
+            self.assertEqual(list(cells("--cells", path, "--lengths", "9")),
+                             ["one", "two", "lengths"])
+            for text, message in (("a 1\na 2\n", "cell a comes twice"),
+                                  ("a\n", "line 1: cell a has no lengths"),
+                                  ("a 1\nb 1 x\n", "line 2: 'x' is no length"),
+                                  ("a,b 1\n", "'a,b' is no name")):
+                write(text)
+                code, _, err = pkv("bench", "attention", "--cells", path)
+                self.assertEqual(code, 1, text)
+                self.assertIn(message, err)
+            write('{"cells": {"x": {"lens": [3, 40], "p": {"gpu_us": 2.5}, "floor_us": 1.0},'
+                  ' "shared": {"pat": {"gpu_us": 1}}}}')
+            self.assertEqual(cells("--anchors", path)["x"]["kv_bytes"], 43 * token)
+            self.assertEqual(cells("--anchors", path, "--rows-permuted")["x"]["rows"], 2)
+            for text, message in (("{", "line 1"), ('{"cells": 1}', 'no object "cells"'),
+                                  ('{"cells": {}}', 'no cell has "lens"'),
+                                  ('{"cells": {"x": {"lens": [1.5]}}}', "not a whole number"),
+                                  ('{"cells": {"x": {"lens": []}}}', "has 0 rows")):
+                write(text)
+                code, _, err = pkv("bench", "attention", "--anchors", path)
+                self.assertEqual(code, 1, text)
+                self.assertIn(message, err)
+
     def test_bench_refuses(self):
+        self.usage_error(["bench", "attention", "--only", "x"], "--only 'x' names none")
+        self.usage_error(["bench", "attention", "--layout", "interleaved"], "--device cuda")
+        self.usage_error(["bench", "attention", "-r", "workqueue_fused"], "--device cuda")
+        self.usage_error(["bench", "attention", "--device", "cuda", "--best"], "--best is for the")
+        self.usage_error(["bench", "attention", "--device", "cuda", "--kv-dtype", "f32"], "f16")
+        self.usage_error(["bench", "attention", "--device", "tpu"], "one of cpu, cuda")
         self.usage_error(["bench", "attention", "--cells", "b8_bimodal,b9"], "'b9' is no cell")
         self.usage_error(["bench", "attention", "--threads", "1,x"], "--threads is '1,x'")
         self.usage_error(["bench", "attention", "--threads", ""], "--threads is ''")

@@ -36,6 +36,7 @@ static const suite suites[] = {
     {"plans", gpu_suite_plans, false},
     {"grid", gpu_suite_grid, false},
     {"bits", gpu_suite_bits, false},
+    {"append", gpu_suite_append, false},
     {"sanitized", gpu_suite_sanitized, false},
 #ifdef PKV_HAVE_CUDA
     {"graphs", gpu_suite_graphs, false},

@@ -151,6 +151,8 @@ static pkv_status fake_append(pkv_executor *executor, const pkv_append_params *p
   for (int64_t i = 0; i < p->tokens; i++)
     inside[i] = p->slots[i] >= 0 && p->slots[i] < slots ? p->slots[i] : -1;
   seen.slots = inside;
+  for (int32_t j = 0; j < p->rope.dims / 2 && p->rope.inverse_frequency != NULL; j++)
+    seen.rope.frequency[j] = (double)p->rope.inverse_frequency[j];
   const pkv_status status = executor->ops->append(executor, &seen, err);
   free(inside);
   return status;

@@ -101,11 +101,8 @@ static void rope_halves(float *x, const small_op *op, const float *cs) {
   const int32_t half = op->rope_dim / 2;
   for (int32_t h = 0; h < op->heads; h++) {
     float *head = x + (int64_t)h * op->head_dim;
-    for (int32_t j = 0; j < half; j++) {
-      const float a = head[j], b = head[j + half];
-      head[j] = a * cs[2 * j] - b * cs[2 * j + 1];
-      head[j + half] = b * cs[2 * j] + a * cs[2 * j + 1];
-    }
+    for (int32_t j = 0; j < half; j++)
+      pkv_rope_turn(&head[j], &head[j + half], cs[2 * j], cs[2 * j + 1]);
   }
 }
 
