@@ -10,6 +10,7 @@
 #include "kv/cache.h"
 #include "pkv/device.h"
 #include "plan/plan_prepare.h"
+#include "policy/shape.h"
 
 static pkv_status ops_of(const pkv_device_ops **ops, const pkv_executor *executor, pkv_error *err) {
   PKV_CHECK(err, executor, PKV_E_INVALID, "executor is NULL");
@@ -46,12 +47,24 @@ pkv_status pkv_device_synchronize(pkv_executor *executor, void *stream, pkv_erro
   return ops->synchronize(executor, stream, err);
 }
 
+/* What the device's kernels read; f32 is the CPU's alone. */
+static pkv_status check_kv_dtype(pkv_dtype dtype, pkv_error *err) {
+  PKV_CHECK(err, pkv_dtype_bytes(dtype) != 0, PKV_E_INVALID, "kv_dtype is %d, known are 0 to 3",
+            (int)dtype);
+  PKV_CHECK(err, dtype != PKV_DTYPE_F32, PKV_E_UNSUPPORTED,
+            "kv_dtype is f32: a device's caches are f16, bf16 or fp8_e4m3");
+  return PKV_OK;
+}
+
 pkv_status pkv_device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype,
                             int32_t head_dim, pkv_error *err) {
   const pkv_device_ops *ops = NULL;
   PKV_CHECK(err, parts, PKV_E_INVALID, "parts is NULL");
   *parts = 0;
   PKV_TRY(ops_of(&ops, executor, err));
+  PKV_TRY(check_kv_dtype(kv_dtype, err));
+  PKV_CHECK(err, head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0, PKV_E_UNSUPPORTED,
+            "head_dim is %d, possible: multiples of 8 from 8 to 256", head_dim);
   return ops->parts(parts, executor, kv_dtype, head_dim, err);
 }
 
@@ -109,6 +122,8 @@ pkv_status pkv_device_plan_create(pkv_device_plan **out, pkv_executor *executor,
   PKV_TRY(ops_of(&ops, executor, err));
   PKV_CHECK_STRUCT(err, shape, pkv_shape);
   PKV_CHECK_STRUCT(err, options, pkv_plan_options);
+  PKV_TRY(pkv_shape_check(shape, err));
+  PKV_TRY(check_kv_dtype(kv_dtype, err));
   PKV_CHECK(err, max_rows >= 0 && max_rows <= INT32_MAX / 4, PKV_E_RANGE, "max_rows is %d",
             max_rows);
   pkv_device_plan *plan = pkv_alloc_zeroed(&executor->allocator, 1, sizeof *plan);
@@ -153,6 +168,8 @@ pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows, const int3
   PKV_CHECK(err, rows >= 0 && rows <= plan->limits.max_rows, PKV_E_RANGE,
             "rows is %d, the plan was created for 0 to %d", rows, plan->limits.max_rows);
   PKV_CHECK(err, seq_len || rows == 0, PKV_E_INVALID, "seq_len is NULL with %d rows", rows);
+  PKV_CHECK(err, (uintptr_t)seq_len % sizeof(int32_t) == 0, PKV_E_INVALID,
+            "seq_len is %p, not aligned to 4 bytes", (const void *)seq_len);
   PKV_TRY(pkv_plan_prepare(&plan->header, &plan->shape, &plan->options, rows, err));
   PKV_CHECK(err, plan->header.route == PKV_ROUTE_BALANCED, PKV_E_UNSUPPORTED,
             "route %s is planned on the host: use pkv_device_plan_upload",
@@ -168,7 +185,8 @@ pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows, const int3
 static pkv_status check_upload(const pkv_device_plan *to, const struct pkv_plan *plan,
                                pkv_error *err) {
   const pkv_shape *s = &to->shape;
-  PKV_CHECK(err, plan && plan->magic == PKV_PLAN_MAGIC, PKV_E_INVALID, "plan is not a built plan");
+  PKV_CHECK(err, plan && (uintptr_t)plan % PKV_CACHE_LINE == 0 && plan->magic == PKV_PLAN_MAGIC,
+            PKV_E_INVALID, "plan is not a built plan");
   PKV_CHECK(err,
             plan->query_heads == s->query_heads && plan->kv_heads == s->kv_heads &&
                 plan->head_dim == s->head_dim && plan->page_tokens == s->page_tokens &&
@@ -237,6 +255,8 @@ pkv_status pkv_device_attention(pkv_executor *executor, pkv_device_plan *plan,
   PKV_CHECK(err, args->plan == NULL, PKV_E_INVALID,
             "args->plan is set; the device plan takes its place");
   PKV_TRY(pkv_attention_resolve(&p, args, &plan->header, 1, err));
+  PKV_CHECK(err, args->block_table || plan->header.rows == 0 || plan->limits.max_seq_len == 0,
+            PKV_E_INVALID, "args->block_table is NULL with %d rows", plan->header.rows);
   PKV_CHECK(err, args->cache->dtype == plan->kv_dtype, PKV_E_INVALID,
             "args->cache is %s, the plan was created for %s", pkv_dtype_name(args->cache->dtype),
             pkv_dtype_name(plan->kv_dtype));
@@ -249,6 +269,9 @@ pkv_status pkv_device_append(pkv_executor *executor, const pkv_append_args *args
   pkv_append_params p;
   PKV_TRY(ops_of(&ops, executor, err));
   PKV_TRY(pkv_append_resolve(&p, args, 1, err));
-  PKV_CHECK(err, p.tokens <= INT32_MAX, PKV_E_RANGE, "args->tokens is %lld", (long long)p.tokens);
+  PKV_CHECK(err, p.tokens <= INT32_MAX, PKV_E_RANGE, "args->tokens is %lld, at most %d",
+            (long long)p.tokens, INT32_MAX);
+  PKV_CHECK(err, p.cache.kv_heads <= 1 << 20, PKV_E_UNSUPPORTED,
+            "args->cache->kv_heads is %d, at most %d on a device", p.cache.kv_heads, 1 << 20);
   return ops->append(executor, &p, stream, err);
 }

@@ -60,7 +60,9 @@ static pkv_status device_alloc(void **out, pkv_executor *executor, size_t bytes,
     (void)cudaGetLastError();
     (void)cudaMemGetInfo(&free_bytes, &total);
     (void)cudaGetLastError();
-    return pkv_fail(err, e == cudaErrorMemoryAllocation ? PKV_E_NOMEM : PKV_E_DEVICE, "cudaMalloc",
+    /* a size beyond any memory is an invalid value to the runtime */
+    const bool too_large = e == cudaErrorMemoryAllocation || e == cudaErrorInvalidValue;
+    return pkv_fail(err, too_large ? PKV_E_NOMEM : PKV_E_DEVICE, "cudaMalloc",
                     "%zu bytes on the device: %s; %zu of %zu are free", bytes, cudaGetErrorName(e),
                     free_bytes, total);
   }
