@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention of libpkv beside its peers, in one process on the same tensors.
 
-    bench/compare_peers.py --kit FOLDER --lib libpkv.so --null-read null_read.so [--shared]
-        [--cells a,b] [--peers a,b] [--dtype f16] [--minutes N] [--out CSV] [--commit ID]
+    bench/compare_peers.py --kit FOLDER --lib libpkv.so --null-read libpkv_null_read.so
+        [--shared] [--cells a,b] [--peers a,b] [--dtype f16] [--minutes N] [--out CSV] [--commit ID]
 
 Peers: FlashInfer's decode wrapper on tensor cores, on CUDA cores, with fa3 and with cuDNN, its
 persistent BatchAttention, its XQA, and for shared prefixes its cascade; FlashAttention 3 as vLLM
@@ -491,7 +491,7 @@ def parse():
     parser.add_argument("--kit", help="folder that peers_kit.py unpack made")
     parser.add_argument("--lib", help="libpkv.so with CUDA; without it only peers are measured")
     parser.add_argument("--abi", help="another python/persistentkv/_abi.py")
-    parser.add_argument("--null-read", help="null_read.so, the build's target null_read")
+    parser.add_argument("--null-read", help="libpkv_null_read.so of the build")
     parser.add_argument("--anchors", help="JSON with cells.NAME.lens: exact lengths",
                         default=os.path.join(peer_ours.ROOT, ANCHORS))  # fmt: skip
     parser.add_argument("--cells", type=listed, default=[])

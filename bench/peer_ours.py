@@ -116,31 +116,19 @@ class Ours(Contender):
         self.plan_handle = None
 
 
-class MeterBatch(ctypes.Structure):
-    """pkv_meter_batch of src/measure/meter.h."""
-
-    _fields_ = [
-        ("rows", ctypes.c_int32),
-        ("q_len", ctypes.c_int32),
-        ("window", ctypes.c_int32),
-        ("query_heads", ctypes.c_int32),
-        ("stride", ctypes.c_int64),
-        ("table", ctypes.c_void_p),
-        ("seq_len", ctypes.c_void_p),
-        ("first_page", ctypes.c_void_p),
-        ("owned", ctypes.c_void_p),
-        ("pages_read", ctypes.c_int64),
-    ]
-
-
 class NullRead(Contender):
     """What every row (every node, where rows share) owns, read once through a table by the
     benchmark's own kernel; `waves` blocks a multiprocessor. Its out means nothing."""
 
+    LAYOUTS = {"hnd": 0, "nhd": 1}
+
     def __init__(self, name, batch, layout, library, path, waves):
         super().__init__(name, batch, layout)
-        self.function = ctypes.CDLL(path).pkv_meter_launch_null_read
-        self.function.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int32, ctypes.c_void_p]
+        number, address = ctypes.c_int32, ctypes.c_void_p
+        self.function = ctypes.CDLL(path).pkv_meter_null_read
+        self.function.argtypes = [address, address, address, ctypes.c_int64, address, address,
+                                  number, ctypes.c_int64, *[number] * 5, address, number,
+                                  address]  # fmt: skip
         pages = [mine for level in batch.node_pages for mine in level]
         lens = [tokens for level in batch.cell.levels for _, _, tokens in level]
         table = np.full((len(pages), max(len(mine) for mine in pages)), -1, np.int32)
@@ -149,15 +137,14 @@ class NullRead(Contender):
         starts = np.cumsum([0] + [len(mine) for mine in pages]).astype(np.int32)
         arrays = (table, np.array(lens, np.int32), starts, np.zeros(1, np.int32))
         self.tensors = [torch.from_numpy(x).to(batch.device) for x in arrays]
-        table_at, lens_at, starts_at, self.sink = (x.data_ptr() for x in self.tensors)
-        self.meter_batch = MeterBatch(len(pages), 1, 0, QUERY_HEADS, table.shape[1], table_at,
-                                      lens_at, starts_at, None, int(starts[-1]))  # fmt: skip
-        self.caches = [cache_of(self, library, layer) for layer in range(batch.layers)]
-        count = torch.cuda.get_device_properties(batch.device).multi_processor_count
-        self.blocks = count * waves
+        table_at, lens_at, starts_at, sink_at = (x.data_ptr() for x in self.tensors)
+        self.arguments = (
+            table_at, table.shape[1], lens_at, starts_at, len(pages), int(starts[-1]), KV_HEADS,
+            HEAD_DIM, PAGE, self.LAYOUTS[layout], dtype_of(library.abi, batch), sink_at, waves,
+        )  # fmt: skip
 
     def run(self, layer):
-        status = self.function(self.sink, ctypes.byref(self.caches[layer]),
-                               ctypes.byref(self.meter_batch), self.blocks, stream())  # fmt: skip
+        k, v = self.pair(layer)
+        status = self.function(k.data_ptr(), v.data_ptr(), *self.arguments, stream())
         if status:
             raise RuntimeError(f"null read: CUDA error {status}")
