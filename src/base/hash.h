@@ -18,4 +18,14 @@ uint64_t pkv_hash_bytes(const void *data, size_t bytes, uint64_t seed);
 size_t pkv_hash_chunks(uint64_t *digests, const int32_t *tokens, size_t count, size_t chunk,
                        uint64_t seed);
 
+/* The same digests in form, faster: XXH3 of each chunk alone, mixed into the digest before it. */
+size_t pkv_hash_chain(uint64_t *digests, const int32_t *tokens, size_t count, size_t chunk,
+                      uint64_t seed);
+/* One step of pkv_hash_chain: `hash` is that of a chunk of `tokens` tokens. */
+uint64_t pkv_hash_mix(uint64_t before, uint64_t hash, size_t tokens);
+/* The same in form again: one XXH64 stream over 4-byte little-endian ids, fed one by one, and its
+ * digest so far at the end of each chunk. */
+size_t pkv_hash_stream(uint64_t *digests, const int32_t *tokens, size_t count, size_t chunk,
+                       uint64_t seed);
+
 #endif

@@ -1,0 +1,403 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/sched_twin.h"
+
+#include <string.h>
+
+#define AGED(t) (((t)->o.faults & PKV_SCHED_FAULT_NO_AGEING) == 0)
+
+void twin_init(sched_twin *t, const pkv_sched_options *resolved) {
+  memset(t, 0, sizeof *t);
+  t->o = *resolved;
+  t->floor = 1;
+  t->ranked = -1;
+}
+
+void twin_clock(sched_twin *t, int64_t ns) {
+  if (!t->started || ns > t->now_ns) t->now_ns = ns;
+  if (!t->started) t->base_ns = t->last_since_ns = t->now_ns;
+  t->started = true;
+}
+
+twin_req *twin_find(sched_twin *t, uint64_t id) {
+  for (int32_t i = 0; i < t->count; i++)
+    if (t->q[i].r.id == id) return &t->q[i];
+  return NULL;
+}
+
+int32_t twin_in(const sched_twin *t, pkv_sched_state state) {
+  int32_t n = 0;
+  for (int32_t i = 0; i < t->count; i++)
+    n += t->q[i].state == state;
+  return n;
+}
+
+static int32_t priority(const sched_twin *t, const twin_req *r) {
+  return t->o.order == PKV_SCHED_FCFS ? 0 : r->r.priority;
+}
+
+static int32_t chunks(const sched_twin *t, int32_t tokens) {
+  return (tokens + t->o.chunk_tokens - 1) / t->o.chunk_tokens;
+}
+
+/* Equal leading chunks, in tokens. */
+static int32_t common(const sched_twin *t, const twin_req *a, const twin_req *b) {
+  const int32_t c = t->o.chunk_tokens;
+  int32_t equal = 0;
+  if ((a->r.hashes != NULL) != (b->r.hashes != NULL)) return 0;
+  for (int32_t level = 0;; level++) {
+    const int32_t at = level * c;
+    const int32_t na = a->hashed - at < c ? a->hashed - at : c;
+    const int32_t nb = b->hashed - at < c ? b->hashed - at : c;
+    if (na <= 0 || na != nb) return equal;
+    if (a->r.hashes != NULL) {
+      if (a->r.hashes[level] != b->r.hashes[level]) return equal;
+    } else {
+      for (int32_t i = 0; i < na; i++)
+        if (a->r.tokens[at + i] != b->r.tokens[at + i]) return equal;
+    }
+    equal = at + na;
+  }
+}
+
+int32_t twin_shared(const sched_twin *t, const twin_req *r) {
+  int32_t most = 0;
+  for (int32_t i = 0; i < t->count; i++) {
+    if (t->q[i].state != PKV_SCHED_ACTIVE || &t->q[i] == r) continue;
+    const int32_t n = common(t, &t->q[i], r);
+    if (n > most) most = n;
+  }
+  return most;
+}
+
+static int32_t chain_with(const sched_twin *t, const twin_req *extra) {
+  const twin_req *first = extra;
+  int32_t chain = extra != NULL ? extra->hashed : 0;
+  for (int32_t i = 0; i < t->count; i++) {
+    if (t->q[i].state != PKV_SCHED_ACTIVE || &t->q[i] == extra) continue;
+    if (first == NULL) {
+      first = &t->q[i];
+      chain = first->hashed;
+    }
+    const int32_t n = common(t, first, &t->q[i]);
+    if (n < chain) chain = n;
+  }
+  return chain;
+}
+
+int32_t twin_chain(const sched_twin *t) {
+  return chain_with(t, NULL);
+}
+
+/* The union of the active prompts: each counts what it does not share with those before it. */
+int64_t twin_unique_tokens(const sched_twin *t) {
+  int64_t total = 0;
+  for (int32_t i = 0; i < t->count; i++) {
+    if (t->q[i].state != PKV_SCHED_ACTIVE) continue;
+    int32_t most = 0;
+    for (int32_t j = 0; j < i; j++) {
+      if (t->q[j].state != PKV_SCHED_ACTIVE) continue;
+      const int32_t n = common(t, &t->q[i], &t->q[j]);
+      if (n > most) most = n;
+    }
+    total += t->q[i].r.prompt_tokens - most;
+  }
+  return total;
+}
+
+static int64_t total_tokens(const sched_twin *t) {
+  int64_t total = 0;
+  for (int32_t i = 0; i < t->count; i++)
+    if (t->q[i].state == PKV_SCHED_ACTIVE) total += t->q[i].r.prompt_tokens;
+  return total;
+}
+
+/* ---- coming and going ---- */
+
+pkv_status twin_insert(sched_twin *t, const pkv_sched_request *r, int64_t now_ns) {
+  const int64_t pages =
+      r->pages > 0 ? r->pages
+                   : ((int64_t)r->prompt_tokens + r->output_tokens + t->o.page_tokens - 1) /
+                         t->o.page_tokens;
+  if (r->prompt_tokens > t->o.max_prompt_tokens) return PKV_E_LIMIT;
+  if (t->o.pool_pages > 0 && pages > t->o.pool_pages) return PKV_E_LIMIT;
+  if (twin_find(t, r->id) != NULL) return PKV_E_STATE;
+  if (t->count == t->o.max_requests) return PKV_E_LIMIT;
+  twin_clock(t, now_ns);
+  twin_req *q = &t->q[t->count++];
+  memset(q, 0, sizeof *q);
+  q->r = *r;
+  q->state = PKV_SCHED_WAITING;
+  q->since_ns = r->arrival_ns != 0 && r->arrival_ns < t->now_ns ? r->arrival_ns : t->now_ns;
+  if (q->since_ns < t->last_since_ns) q->since_ns = t->last_since_ns;
+  t->last_since_ns = q->since_ns;
+  q->deadline_ns = r->deadline_ns;
+  q->pages = (int32_t)pages;
+  q->hashed = r->prompt_tokens;
+  if (r->hashes != NULL && r->hash_count * t->o.chunk_tokens < q->hashed)
+    q->hashed = r->hash_count * t->o.chunk_tokens;
+  t->ranked = -1;
+  return PKV_OK;
+}
+
+static int32_t *streak_of(sched_twin *t, const twin_req *r) {
+  return &t->streaks[priority(t, r) + 3];
+}
+
+static twin_req *oldest(sched_twin *t, int32_t class_priority, const bool *hidden) {
+  for (int32_t i = 0; i < t->count; i++)
+    if (t->q[i].state == PKV_SCHED_WAITING && priority(t, &t->q[i]) == class_priority &&
+        (hidden == NULL || !hidden[i]))
+      return &t->q[i];
+  return NULL;
+}
+
+static void end_row(sched_twin *t, const twin_req *r) {
+  if (oldest(t, priority(t, r), NULL) == NULL) *streak_of(t, r) = 0;
+}
+
+void twin_admit(sched_twin *t, uint64_t id, bool best) {
+  twin_req *r = twin_find(t, id);
+  for (int32_t i = 0; &t->q[i] != r; i++)
+    if (priority(t, &t->q[i]) == priority(t, r)) t->q[i].passed++;
+  if (r == oldest(t, priority(t, r), NULL))
+    *streak_of(t, r) = 0;
+  else
+    ++*streak_of(t, r);
+  if (best && t->o.policy == PKV_SCHED_STATIC_CHAIN && t->within_loss && t->floor < t->o.floor_max)
+    t->floor++;
+  r->state = PKV_SCHED_ACTIVE;
+  r->deadline_ns = 0;
+  end_row(t, r);
+}
+
+static void drained(sched_twin *t) {
+  if (twin_in(t, PKV_SCHED_ACTIVE) == 0 && (t->o.faults & PKV_SCHED_FAULT_STICKY_FLOOR) == 0)
+    t->floor = 1;
+}
+
+void twin_leave(sched_twin *t, uint64_t id) {
+  twin_req *r = twin_find(t, id);
+  const twin_req gone = *r;
+  const int32_t at = (int32_t)(r - t->q);
+  memmove(r, r + 1, (size_t)(t->count - at - 1) * sizeof *r);
+  t->count--;
+  if (gone.state == PKV_SCHED_ACTIVE) drained(t);
+  end_row(t, &gone);
+  t->ranked = -1;
+}
+
+void twin_preempt(sched_twin *t, uint64_t id) {
+  twin_req *r = twin_find(t, id);
+  r->state = PKV_SCHED_PREEMPTED;
+  r->lost = (t->o.faults & PKV_SCHED_FAULT_LOST_PREEMPTED) != 0 && t->o.order == PKV_SCHED_CHT;
+  drained(t);
+  t->ranked = -1;
+}
+
+void twin_return(sched_twin *t, uint64_t id) {
+  twin_find(t, id)->state = PKV_SCHED_WAITING;
+  t->ranked = -1;
+}
+
+/* ---- the order's choice ---- */
+
+/* Lower is better; false = it does not share enough to have one. */
+static bool score(int64_t *out, const sched_twin *t, const twin_req *r) {
+  const bool absolute = (t->o.faults & PKV_SCHED_FAULT_ABSOLUTE) != 0;
+  const int64_t share8 = absolute ? 0 : (int64_t)(t->o.share_weight * 8 + 0.5);
+  const int64_t age = (int64_t)((double)(r->since_ns - t->base_ns) * 1e-9 *
+                                (double)(int64_t)(t->o.age_tokens_per_s * 8 + 0.5));
+  const int32_t shared = twin_shared(t, r);
+  if (t->o.order == PKV_SCHED_CHT) {
+    const int32_t levels = chunks(t, r->hashed), have = chunks(t, shared);
+    *out = 8 * (int64_t)(levels - have) - share8 * have + age;
+  } else {
+    *out = 8 * (int64_t)(r->r.prompt_tokens - shared) - share8 * shared + age;
+  }
+  return (absolute || shared >= t->o.share_min_tokens) && !r->lost;
+}
+
+static twin_req *by_score(sched_twin *t, int32_t class_priority, const bool *hidden) {
+  twin_req *best = NULL;
+  int64_t least = 0, s;
+  for (int32_t i = 0; i < t->count; i++) {
+    twin_req *r = &t->q[i];
+    if (r->state != PKV_SCHED_WAITING || hidden[i] || priority(t, r) != class_priority) continue;
+    if (!score(&s, t, r) || (best != NULL && s >= least)) continue;
+    best = r;
+    least = s;
+  }
+  return best;
+}
+
+/* Whether an older waiting request, itself not sent back, has the first `depth` tokens too. */
+static bool has_elder(const sched_twin *t, int32_t i, int32_t depth) {
+  for (int32_t j = 0; j < i; j++) {
+    const twin_req *r = &t->q[j];
+    if (r->state == PKV_SCHED_WAITING && priority(t, r) == priority(t, &t->q[i]) &&
+        r->shared_ranked >= 0 && r->shared_ranked <= t->o.lpm_in_batch_tokens &&
+        common(t, r, &t->q[i]) >= depth)
+      return true;
+  }
+  return false;
+}
+
+static void rank(sched_twin *t) {
+  const int32_t limit = t->o.lpm_in_batch_tokens, c = t->o.chunk_tokens;
+  const int32_t depth = (limit + c - 1) / c * c;
+  int32_t index[TWIN_MOST], n = 0;
+  for (int32_t i = 0; i < t->count; i++) {
+    twin_req *r = &t->q[i];
+    if (r->state != PKV_SCHED_WAITING) continue;
+    r->shared_ranked = twin_shared(t, r);
+    if (limit > 0 && r->shared_ranked <= limit && has_elder(t, i, depth)) r->shared_ranked = -1;
+    int32_t at = n++;
+    for (; at > 0; at--) { /* insertion keeps the older first */
+      const twin_req *o = &t->q[index[at - 1]];
+      if (priority(t, o) < priority(t, r) ||
+          (priority(t, o) == priority(t, r) && o->shared_ranked >= r->shared_ranked))
+        break;
+      index[at] = index[at - 1];
+    }
+    index[at] = i;
+  }
+  for (int32_t i = 0; i < n; i++)
+    t->ranking[i] = t->q[index[i]].r.id;
+  t->ranked = t->o.lpm_fallback > 0 && n > t->o.lpm_fallback ? 0 : n;
+}
+
+static twin_req *by_ranking(sched_twin *t, const bool *hidden) {
+  if (t->ranked < 0) rank(t);
+  for (int32_t i = 0; i < t->ranked; i++) {
+    twin_req *r = twin_find(t, t->ranking[i]);
+    if (r != NULL && r->state == PKV_SCHED_WAITING && !hidden[r - t->q]) return r;
+  }
+  return NULL;
+}
+
+static twin_req *by_order(sched_twin *t, int32_t top, const bool *hidden,
+                          pkv_sched_reason *reason) {
+  twin_req *r = NULL;
+  *reason = PKV_SCHED_BY_ORDER;
+  if (t->o.order == PKV_SCHED_FCFS || t->o.order == PKV_SCHED_PRIORITY)
+    return oldest(t, top, hidden);
+  if (t->o.order == PKV_SCHED_LPM)
+    r = by_ranking(t, hidden);
+  else
+    r = by_score(t, top, hidden);
+  if (r != NULL && priority(t, r) == top) return r;
+  *reason = PKV_SCHED_BY_AGE;
+  for (int32_t i = 0; i < t->count; i++)
+    if (t->q[i].state == PKV_SCHED_WAITING && !hidden[i] && priority(t, &t->q[i]) == top &&
+        !t->q[i].lost)
+      return &t->q[i];
+  return NULL;
+}
+
+/* ---- the rules ---- */
+
+static twin_req *choose(sched_twin *t, const bool *hidden, pkv_sched_reason *reason) {
+  const double slack = t->o.deadline_slack_s * 1e9, wait = t->o.max_wait_s * 1e9;
+  int32_t top = INT32_MAX;
+  twin_req *urgent = NULL;
+  for (int32_t i = 0; i < t->count; i++) {
+    twin_req *r = &t->q[i];
+    if (r->state != PKV_SCHED_WAITING || hidden[i]) continue;
+    if (priority(t, r) < top) top = priority(t, r);
+    if (r->deadline_ns != 0 && (urgent == NULL || r->deadline_ns < urgent->deadline_ns)) urgent = r;
+  }
+  if (top == INT32_MAX) return NULL;
+  if (AGED(t)) {
+    *reason = PKV_SCHED_BY_WAIT;
+    for (int32_t i = 0; i < t->count && wait > 0; i++)
+      if (t->q[i].state == PKV_SCHED_WAITING && !hidden[i] &&
+          t->now_ns - t->q[i].since_ns >= (int64_t)wait)
+        return &t->q[i];
+    *reason = PKV_SCHED_BY_BYPASSES;
+    twin_req *r = oldest(t, top, hidden);
+    const int64_t n = t->o.ageing == PKV_SCHED_AGEING_EACH ? r->passed : (int64_t)*streak_of(t, r);
+    if (t->o.bypass_limit >= 0 && n >= t->o.bypass_limit) return r;
+    *reason = PKV_SCHED_BY_DEADLINE;
+    if (urgent != NULL && urgent->deadline_ns - t->now_ns <= (int64_t)slack) return urgent;
+  }
+  return by_order(t, top, hidden, reason);
+}
+
+static double cost(const sched_twin *t, int32_t rows, int32_t chain, int64_t total,
+                   int64_t unique) {
+  const pkv_sched_batch b = {rows, chain, total, unique};
+  return t->o.cost(t->o.cost_ctx, &b);
+}
+
+static bool adds(sched_twin *t, const pkv_sched_pick *p, const twin_req *r, int32_t rows) {
+  const int64_t total = total_tokens(t), unique = twin_unique_tokens(t);
+  switch (t->o.policy) {
+  case PKV_SCHED_STATIC:
+    return p->new_tokens <= t->o.static_new_tokens;
+  case PKV_SCHED_STATIC_CHAIN:
+    t->within_loss = p->chain_before - p->chain_after <=
+                     (p->waiting_sharers >= t->o.crowd ? t->o.chain_loss_crowded : t->o.chain_loss);
+    return t->within_loss || rows < t->floor;
+  case PKV_SCHED_MARGINAL: {
+    const double now = cost(t, rows, twin_chain(t), total, unique);
+    const double next =
+        cost(t, rows + 1, chain_with(t, r), total + p->prompt_tokens, unique + p->new_tokens);
+    return next - now <= now / rows;
+  }
+  default:
+    return true;
+  }
+}
+
+static void describe(pkv_sched_pick *out, sched_twin *t, const twin_req *r) {
+  out->id = r->r.id;
+  out->prompt_tokens = r->r.prompt_tokens;
+  out->shared_tokens = twin_shared(t, r);
+  out->new_tokens = r->r.prompt_tokens - out->shared_tokens;
+  out->new_pages = r->pages - out->shared_tokens / t->o.page_tokens;
+  if (out->new_pages < 0) out->new_pages = 0;
+  const int32_t after = chain_with(t, r);
+  out->chain_before = chunks(t, twin_chain(t));
+  out->chain_after = chunks(t, after);
+  for (int32_t i = 0; i < t->count; i++)
+    out->waiting_sharers +=
+        &t->q[i] != r && t->q[i].state == PKV_SCHED_WAITING && common(t, &t->q[i], r) >= after;
+  out->bypasses = -1;
+  if (r == oldest(t, priority(t, r), NULL))
+    out->bypasses = t->o.ageing == PKV_SCHED_AGEING_EACH ? (int32_t)r->passed : *streak_of(t, r);
+  out->waited_ns = t->now_ns - r->since_ns;
+}
+
+void twin_best(pkv_sched_pick *out, sched_twin *t, int64_t budget) {
+  bool hidden[TWIN_MOST] = {false};
+  pkv_sched_reason reason = PKV_SCHED_BY_ORDER, first_reason = PKV_SCHED_BY_ORDER;
+  twin_req *first = NULL, *r = NULL;
+  memset(out, 0, sizeof *out);
+  out->struct_size = (uint32_t)sizeof *out;
+  out->verdict = PKV_SCHED_EMPTY;
+  t->within_loss = false;
+  for (int32_t tries = 0; tries < t->o.fit_tries; tries++) {
+    r = choose(t, hidden, &reason);
+    if (r == NULL) break;
+    if (first == NULL) {
+      first = r;
+      first_reason = reason;
+    }
+    const int32_t pages = r->pages - twin_shared(t, r) / t->o.page_tokens;
+    if (budget < 0 || (pages > 0 ? pages : 0) <= budget) break;
+    const bool last = reason == PKV_SCHED_BY_BYPASSES || reason == PKV_SCHED_BY_WAIT;
+    hidden[r - t->q] = true;
+    r = NULL;
+    if (last) break;
+  }
+  if (first == NULL) return;
+  describe(out, t, r != NULL ? r : first);
+  out->reason = r != NULL ? reason : first_reason;
+  out->verdict = PKV_SCHED_BLOCKED;
+  if (r == NULL) return;
+  const int32_t rows = twin_in(t, PKV_SCHED_ACTIVE);
+  const bool guarded =
+      (t->o.faults & PKV_SCHED_FAULT_NO_GUARD) == 0 && total_tokens(t) == twin_unique_tokens(t);
+  out->forced = rows == 0 || reason == PKV_SCHED_BY_WAIT || guarded;
+  out->verdict = out->forced || adds(t, out, r, rows) ? PKV_SCHED_ADD : PKV_SCHED_STOP;
+}

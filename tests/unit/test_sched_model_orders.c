@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A million random operations on the baseline orders against a naive twin. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "support/sched_world.h"
+
+static void fcfs(void **state) {
+  (void)state;
+  sched_world_run(PKV_SCHED_FCFS, 1, 250000);
+}
+
+static void priority(void **state) {
+  (void)state;
+  sched_world_run(PKV_SCHED_PRIORITY, 1000, 250000);
+}
+
+static void lpm(void **state) {
+  (void)state;
+  sched_world_run(PKV_SCHED_LPM, 2000, 500000);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(fcfs), cmocka_unit_test(priority),
+                                     cmocka_unit_test(lpm)};
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
