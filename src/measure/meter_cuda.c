@@ -41,7 +41,7 @@ static pkv_status failed(pkv_error *err, cudaError_t e, const char *call) {
     if (cuda_try_error != cudaSuccess) return failed((err), cuda_try_error, #call);                \
   } while (0)
 
-/* --- data ---------------------------------------------------------------------------------- */
+/* --- data -------------------------------------------------------------------------------- */
 
 static pkv_status meter_set(pkv_meter *meter, void *ptr, int byte, size_t bytes, pkv_error *err) {
   CUDA_TRY(err, cudaMemsetAsync(ptr, byte, bytes, of(meter)->stream));
@@ -149,7 +149,7 @@ static pkv_status meter_null_read(pkv_meter *meter, const pkv_cache *cache,
   return PKV_OK;
 }
 
-/* --- time ---------------------------------------------------------------------------------- */
+/* --- time -------------------------------------------------------------------------------- */
 
 /* A captured graph and the events inside it or around it. */
 typedef struct timed_graph {
@@ -320,7 +320,7 @@ static pkv_status meter_launches(pkv_meter *meter, double *us, const pkv_meter_s
   return status;
 }
 
-/* --- the handle ---------------------------------------------------------------------------- */
+/* --- the handle -------------------------------------------------------------------------- */
 
 static void meter_destroy(pkv_meter *meter) {
   const pkv_allocator a = pkv_allocator_default();

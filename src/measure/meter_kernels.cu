@@ -429,3 +429,37 @@ extern "C" cudaError_t pkv_meter_launch_null_read(uint32_t *sink, const pkv_cach
     PKV_LAUNCH(null_read<uint2>, blocks, stream, a);
   return cudaGetLastError();
 }
+
+extern "C" int pkv_meter_null_read(const void *k, const void *v, const int32_t *table,
+                                   int64_t stride, const int32_t *seq_len,
+                                   const int32_t *first_page, int32_t rows, int64_t pages,
+                                   int32_t kv_heads, int32_t head_dim, int32_t page_tokens,
+                                   int32_t layout, int32_t dtype, void *sink, int32_t waves,
+                                   void *stream) {
+  const int64_t line = head_dim, page = line * page_tokens * kv_heads;
+  int device = 0, multiprocessors = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (e != cudaSuccess) return e;
+  pkv_cache c = PKV_CACHE_INIT;
+  c.dtype = (pkv_dtype)dtype;
+  c.k = const_cast<void *>(k);
+  c.v = const_cast<void *>(v);
+  c.k_page_stride = c.v_page_stride = page * (layout == 2 ? 2 : 1);
+  c.k_token_stride = c.v_token_stride = layout == 0 ? line : line * kv_heads;
+  c.k_head_stride = c.v_head_stride = layout == 0 ? line * page_tokens : line;
+  c.page_tokens = page_tokens;
+  c.kv_heads = kv_heads;
+  c.head_dim = head_dim;
+  pkv_meter_batch batch = {};
+  batch.rows = rows;
+  batch.q_len = 1;
+  batch.stride = stride;
+  batch.table = table;
+  batch.seq_len = seq_len;
+  batch.first_page = first_page;
+  batch.pages_read = pages;
+  return pkv_meter_launch_null_read((uint32_t *)sink, &c, &batch, waves * multiprocessors,
+                                    (cudaStream_t)stream);
+}

@@ -36,6 +36,19 @@ cudaError_t pkv_meter_launch_null_read(uint32_t *sink, const pkv_cache *cache,
                                        const pkv_meter_batch *batch, int32_t blocks,
                                        cudaStream_t stream);
 
+/*
+ * The same for other programs, which find it in libpkv_null_read.so: pages without gaps, layout 0
+ * HND, 1 NHD, 2 NHD with K and V in one page; dtype as pkv_dtype. Device pointers: first_page [rows
+ * + 1] are prefix sums of the rows' pages, pages their sum; seq_len in tokens; sink one uint32.
+ * waves: blocks a multiprocessor; 4 and 16 are what `pkv bench` takes the faster of. Returns a
+ * cudaError_t.
+ */
+PKV_API int pkv_meter_null_read(const void *k, const void *v, const int32_t *table, int64_t stride,
+                                const int32_t *seq_len, const int32_t *first_page, int32_t rows,
+                                int64_t pages, int32_t kv_heads, int32_t head_dim,
+                                int32_t page_tokens, int32_t layout, int32_t dtype, void *sink,
+                                int32_t waves, void *stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -31,6 +31,8 @@ typedef enum cudaStreamCaptureMode {
   cudaStreamCaptureModeThreadLocal
 } cudaStreamCaptureMode;
 
+#define cudaDevAttrMultiProcessorCount 16
+
 #define cudaEventRecordDefault  0u
 #define cudaEventRecordExternal 1u
 
@@ -43,6 +45,7 @@ cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorName(cudaError_t e);
 const char *cudaGetErrorString(cudaError_t e);
 cudaError_t cudaGetDevice(int *device);
+cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
 cudaError_t cudaDriverGetVersion(int *version);
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total);

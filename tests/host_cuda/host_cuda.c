@@ -54,6 +54,11 @@ cudaError_t cudaGetDevice(int *device) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device) {
+  *value = attribute == cudaDevAttrMultiProcessorCount && device == 0 ? HOST_CUDA_SMS : 0;
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
   memset(properties, 0, sizeof *properties);
   (void)snprintf(properties->name, sizeof properties->name, "Host %d, invented", device);
