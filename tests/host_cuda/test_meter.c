@@ -21,7 +21,8 @@
 #include "cuda_runtime_api.h"
 #include "measure/meter_kernels.h"
 
-#define MOST_ROWS  8
+#define MOST_ROWS  400
+#define FEW_ROWS   8
 #define MOST_PAGES 4096
 
 typedef struct meter_case {
@@ -132,9 +133,10 @@ static void draw(meter_case *c, pkv_rng *rng) {
   c->layout = (int32_t)pkv_rng_below(rng, 3);
   c->q_len = pkv_rng_below(rng, 2) ? 1 : (int32_t)pkv_rng_range(rng, 1, 4);
   c->window = pkv_rng_below(rng, 2) ? 0 : (int32_t)pkv_rng_range(rng, 1, 90);
-  c->rows = (int32_t)pkv_rng_range(rng, 1, MOST_ROWS);
+  const bool many = pkv_rng_below(rng, 8) == 0;
+  c->rows = (int32_t)pkv_rng_range(rng, 1, many ? MOST_ROWS : FEW_ROWS);
   for (int32_t r = 0; r < c->rows; r++)
-    c->lengths[r] = pkv_rng_below(rng, 5) ? (int32_t)pkv_rng_range(rng, 1, 230) : 0;
+    c->lengths[r] = pkv_rng_below(rng, 5) ? (int32_t)pkv_rng_range(rng, 1, many ? 7 : 230) : 0;
 }
 
 /* What the null read loaded: a count for each byte of the case's storage. */
