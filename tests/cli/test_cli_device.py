@@ -12,6 +12,7 @@ import tempfile
 import unittest
 
 INVENTED, PKV = sys.argv[1], sys.argv[2]
+ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 SHAPE = ["--query-heads", "8", "--kv-heads", "2", "--head-dim", "64", "--memory", "8",
          "--repeats", "3", "--needles", "5"]
 ROUTES = ["bucket_exact", "bucket_padded", "split", "workqueue", "workqueue_fused", "balanced"]
@@ -115,6 +116,79 @@ class Device(unittest.TestCase):
         self.assertEqual(sorted(raw), ["event", "gpu", "launch", "null", "planned", "step", "wait",
                                        "wall"])
         self.assertTrue(all(len(values.split()) == 3 for values in raw.values()))
+
+    def verify(self, *args, program=INVENTED):
+        done = subprocess.run([sys.executable, os.path.join(ROOT, "bench/verify_results.py"),
+                               "--pkv", program, *args], capture_output=True, text=True,
+                              check=False, timeout=300)
+        return done.returncode, done.stdout, done.stderr
+
+    def test_verify(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "o.csv")
+            for lengths in ("100,33", "600"):
+                code, _, err = device("--lengths", lengths, "-r", "balanced", "--csv", out)
+                self.assertEqual(code, 0, err)
+            code, text, err = self.verify(out)
+            self.assertEqual((code, err), (0, ""), text)
+            self.assertIn("2 rows, 0 differ", text)
+            code, text, _ = self.verify(out, "2")
+            self.assertEqual(code, 0, text)
+            self.assertIn("agrees: line 5, lengths, balanced: gpu_us 11.0", text)
+            self.assertIn("over the null read 1.10", text)
+            self.assertIn("no row 3", self.verify(out, "3")[2])
+            code, _, err = self.verify(out, program=PKV)
+            self.assertEqual(code, 2)
+            self.assertIn("no CUDA device to measure", err)
+
+            with open(out, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+            fields = lines[4].split(",")
+            for column, value, message in ((5, "9.9", "gpu_us is 11.0"), (8, "1", "bytes is"),
+                                           (10, "1e-9", "error is"), (12, "8", "null read is")):
+                changed = os.path.join(folder, "changed.csv")
+                with open(changed, "w", encoding="utf-8") as file:
+                    file.write("\n".join([*lines[:4], ",".join(
+                        [*fields[:column], value, *fields[column + 1:]])]) + "\n")
+                code, text, _ = self.verify(changed, "2")
+                self.assertEqual(code, 1, text)
+                self.assertIn(message, text)
+            with open(changed, "w", encoding="utf-8") as file:
+                file.write("\n".join(lines[:1] + lines[2:3]) + "\n")
+            code, _, err = self.verify(changed)
+            self.assertEqual(code, 2)
+            self.assertIn("does not say what made its rows", err)
+
+    def test_verify_on_the_cpu(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = os.path.join(folder, "o.csv")
+            code, _, err = run("--lengths", "3000x4", "-r", "balanced", "-t", "1", "--csv", out,
+                               program=PKV)
+            self.assertEqual(code, 0, err)
+            code, text, err = self.verify("--tolerance", "400", out, "1", program=PKV)
+            self.assertEqual(code, 0, text + err)
+            self.assertIn("over the null read", text)
+
+    def test_plot(self):
+        with tempfile.TemporaryDirectory() as folder:
+            cells, out = os.path.join(folder, "c.json"), os.path.join(folder, "o.csv")
+            plot, peers = os.path.join(folder, "p.svg"), os.path.join(folder, "p.csv")
+            with open(cells, "w", encoding="utf-8") as file:
+                json.dump({"cells": {"a": {"lens": [70], "fa3": {"gpu_us": 12}},
+                                     "b": {"lens": [9], "fa3": {"gpu_us": 12}}}}, file)
+            self.assertEqual(device("--anchors", cells, "--csv", out)[0], 0)
+            with open(peers, "w", encoding="utf-8") as file:  # of this run: it goes first
+                file.write("commit,device,driver,cell,route,gpu_us,plan_us,wall_us,bytes,floor_us,"
+                           "error,peers\nx,d,v,b,ours.hnd,11,1,1,1,1,1,null_read=3;fa3.nhd=10;"
+                           "xqa.hnd=10.5\n")
+            done = subprocess.run([sys.executable, os.path.join(ROOT, "bench/plot_decode.py"), out,
+                                   peers, "-o", plot], capture_output=True, text=True, check=False)
+            if "No module named 'matplotlib'" in done.stderr:
+                self.skipTest("no matplotlib")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("2 cells, 2 with peers, ahead of the best in 1", done.stdout)
+            with open(plot, encoding="utf-8") as file:
+                self.assertIn("<svg", file.read())
 
     def test_without_a_device(self):
         code, out, err = run("--device", "cuda", program=PKV)
