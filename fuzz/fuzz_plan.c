@@ -82,9 +82,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   size_t bytes, workspace;
   memcpy(w, data, size < sizeof w ? size : sizeof w);
   const pkv_shape shape = {sizeof shape, w[0], w[1], w[2], w[3], w[4], w[5]};
-  const pkv_plan_options options = {
-      sizeof options, (pkv_route)w[6], (uint32_t)w[7],  w[8],           w[9],
-      w[10],          w[11],           (uint32_t)w[12], (uint32_t)w[13]};
+  const pkv_plan_options options = {sizeof options,
+                                    (pkv_route)w[6],
+                                    (uint32_t)w[7],
+                                    w[8],
+                                    w[9],
+                                    w[10],
+                                    w[11],
+                                    (uint32_t)w[12],
+                                    (uint32_t)w[13],
+                                    0,
+                                    0,
+                                    0,
+                                    0};
   const size_t rest = size > sizeof w ? (size - sizeof w) / 4 : 0;
   const int32_t rows = (int32_t)(rest < 4096 ? rest : 4096);
   int32_t *lengths = malloc(((size_t)rows + 1) * sizeof *lengths);
@@ -103,7 +113,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     int negative = 0;
     for (int32_t row = 0; row < rows; row++)
       negative |= lengths[row] < 0;
-    if (negative) {
+    if (negative || options.route == PKV_ROUTE_SHARED) { /* fuzz_tree.c has that route */
       const pkv_plan *plan = NULL;
       void *memory = aligned_alloc(64, bytes);
       REQUIRE(memory == NULL || pkv_plan_build(&plan, memory, bytes, &shape, &options, rows,

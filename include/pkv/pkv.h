@@ -387,7 +387,8 @@ typedef enum pkv_route {
   PKV_ROUTE_WORKQUEUE = 4,
   /* Equal-cost cuts of the (row, KV head, tile) line, merged in the same launch. */
   PKV_ROUTE_BALANCED = 5,
-  PKV_ROUTE_SHARED = 6,    /* balanced over a tree of shared prefixes: not in this version */
+  /* `balanced` over a tree of shared prefixes, each read once (pkv_plan_build_shared). */
+  PKV_ROUTE_SHARED = 6,
   PKV_ROUTE_FLASHINFER = 7 /* FlashInfer's kernels where installed: not in this version */
 } pkv_route;
 
@@ -424,11 +425,18 @@ typedef struct pkv_plan_options {
   int32_t splits;
   int32_t bucket_tokens; /* bucket_padded: lengths are rounded up to a multiple of this; 0 = 4096 */
   int32_t chunk_tokens;  /* batch-invariant: absolute chunk, a multiple of 64; 0 = 512 */
-  uint32_t tile_cost;    /* balanced: integer cost of one 64-token tile ...; 0 = 8 */
-  uint32_t segment_cost; /* ... and of starting a (row, KV head) segment; 0 = 4 */
+  /* balanced: integer cost of 64 tokens of a row and KV head; 0 = 8 (shared: 64) ... */
+  uint32_t tile_cost;
+  uint32_t segment_cost; /* ... and of starting a (row, KV head) segment; 0 = 4 (shared: 32) */
+  /*
+   * shared: 64 tokens of a node and KV head for up to 128 query rows (0 = tile_cost), and for each
+   * batch row among them (0 = 0); starting such a segment (0 = 2 * segment_cost); writing and
+   * reading the partial states of one batch row and KV head (0 = tile_cost * q_len * G / 32).
+   */
+  uint32_t node_tile_cost, node_row_cost, node_segment_cost, state_cost;
 } pkv_plan_options;
 #define PKV_PLAN_OPTIONS_INIT                                                                      \
-  { (uint32_t)sizeof(pkv_plan_options), PKV_ROUTE_BALANCED, 0u, 0, 0, 0, 0, 0u, 0u }
+  { (uint32_t)sizeof(pkv_plan_options), PKV_ROUTE_BALANCED, 0u, 0, 0, 0, 0, 0u, 0u, 0u, 0u, 0u, 0u }
 
 /* A built plan: immutable, plain bytes without pointers in the caller's memory; the address is the
  * handle. */
@@ -452,6 +460,54 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_plan_build(const pkv_plan **out, void *mem
                                                  const pkv_plan_options *options, int32_t rows,
                                                  const int32_t *seq_len, pkv_error *err);
 
+/* A promise of callers with a prefix cache: an equal page id at an index implies equal pages at all
+ * indices before it. Common prefixes are then found by binary search. */
+#define PKV_TABLE_CHAINED 1u
+
+/* A run of pages that neighbouring rows share: indices [first_page, first_page + page_count) of
+ * their block tables are the same pages. */
+typedef struct pkv_prefix_node {
+  int32_t first_row, row_count; /* places in `order` */
+  int32_t first_page, page_count;
+} pkv_prefix_node;
+
+/*
+ * What rows share: read from their block tables, or told by a scheduler that knows.
+ * Without nodes and order: from the block table, rows in any order; equal leading page ids are
+ * shared tokens. Else from the nodes, and rows are expected in an order in which sharers meet.
+ * Nodes come in preorder (a parent, its children by first_row, each followed by its own): a child
+ * lies inside its parent's rows, has fewer of them, and starts where the parent's pages end; a root
+ * starts at page 0. Nodes of one row are allowed and mean nothing. With a block table the pages of
+ * each node are compared; without, the caller's word counts.
+ */
+typedef struct pkv_sharing {
+  uint32_t struct_size;
+  uint32_t flags;             /* PKV_TABLE_CHAINED */
+  const int32_t *block_table; /* [rows, max_pages], as pkv_attention_args; NULL with nodes only */
+  int64_t block_table_stride; /* entries between rows; 0 = max_pages */
+  int32_t max_pages;
+  int32_t node_count;
+  const pkv_prefix_node *nodes; /* [node_count] or NULL */
+  const int32_t *order; /* [rows]: the row at each place, each row once; NULL = 0, 1, 2, ... */
+} pkv_sharing;
+#define PKV_SHARING_INIT                                                                           \
+  { (uint32_t)sizeof(pkv_sharing), 0u, NULL, 0, 0, 0, NULL, NULL }
+
+/*
+ * As pkv_plan_build for PKV_ROUTE_SHARED: prefixes that several rows share become nodes, read once
+ * for all of them where that pays; sizes are those that pkv_plan_size says for the route. Whole
+ * tiles are shared (batch-invariant: whole chunks), up to what every query of every sharer sees.
+ * Row order of q, out and block table stays the caller's. A malformed node list, or one that does
+ * not fit lengths and tables, is E_INVALID: the text says which node and why.
+ * With a window, entries of pages that no query sees are compared like any other; what they hold
+ * can cost sharing, never correctness.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_plan_build_shared(const pkv_plan **out, void *memory,
+                                                        size_t memory_bytes, const pkv_shape *shape,
+                                                        const pkv_plan_options *options,
+                                                        int32_t rows, const int32_t *seq_len,
+                                                        const pkv_sharing *sharing, pkv_error *err);
+
 /* Counters of one step with a plan, for one layer. KV bytes are those of a cache of `kv_dtype`. */
 typedef struct pkv_plan_stats {
   uint32_t struct_size;
@@ -463,11 +519,19 @@ typedef struct pkv_plan_stats {
   int64_t merge_state_bytes; /* partial_states * (head_dim + 2) * 4 */
   int64_t useful_kv_bytes;   /* K and V bytes of tokens that some query may see */
   int64_t padded_kv_bytes;   /* K and V bytes beyond them in whole tiles and buckets */
-  int64_t max_part_cost, total_cost;  /* balanced: the largest part against the whole */
+  int64_t max_part_cost, total_cost;  /* balanced, shared: the largest part against the whole */
   size_t plan_bytes, workspace_bytes; /* what this plan really uses */
+  int64_t nodes;                      /* shared prefixes that are read once */
+  int64_t unique_kv_bytes;            /* useful bytes with each node's counted once ... */
+  int64_t total_kv_bytes;             /* ... and as if every row read its own: useful_kv_bytes */
+  double dedup_ratio;                 /* total / unique; 1 where nothing is read */
+  double tile_fill; /* query rows in nodes' tiles of 128, averaged over their work; 0 = no nodes */
 } pkv_plan_stats;
 #define PKV_PLAN_STATS_INIT                                                                        \
-  { (uint32_t)sizeof(pkv_plan_stats), PKV_ROUTE_AUTO, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  {                                                                                                \
+    (uint32_t)sizeof(pkv_plan_stats), PKV_ROUTE_AUTO, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,    \
+        0.0, 0.0                                                                                   \
+  }
 
 PKV_API PKV_MUST_CHECK pkv_status pkv_plan_get_stats(pkv_plan_stats *out, const pkv_plan *plan,
                                                      pkv_dtype kv_dtype, pkv_error *err);

@@ -64,6 +64,7 @@ ROUTE_SHARED = 6
 ROUTE_SPLIT = 3
 ROUTE_WORKQUEUE = 4
 SEED_TILE_TOKENS = 32
+TABLE_CHAINED = 1
 TILE_TOKENS = 64
 VERSION_MAJOR = 0
 VERSION_MINOR = 1
@@ -198,6 +199,32 @@ class PlanOptions(Structure):
         ("chunk_tokens", c_int32),
         ("tile_cost", c_uint32),
         ("segment_cost", c_uint32),
+        ("node_tile_cost", c_uint32),
+        ("node_row_cost", c_uint32),
+        ("node_segment_cost", c_uint32),
+        ("state_cost", c_uint32),
+    ]
+
+
+class PrefixNode(Structure):
+    _fields_ = [
+        ("first_row", c_int32),
+        ("row_count", c_int32),
+        ("first_page", c_int32),
+        ("page_count", c_int32),
+    ]
+
+
+class Sharing(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("block_table", c_void_p),
+        ("block_table_stride", c_int64),
+        ("max_pages", c_int32),
+        ("node_count", c_int32),
+        ("nodes", c_void_p),
+        ("order", c_void_p),
     ]
 
 
@@ -216,6 +243,11 @@ class PlanStats(Structure):
         ("total_cost", c_int64),
         ("plan_bytes", c_size_t),
         ("workspace_bytes", c_size_t),
+        ("nodes", c_int64),
+        ("unique_kv_bytes", c_int64),
+        ("total_kv_bytes", c_int64),
+        ("dedup_ratio", c_double),
+        ("tile_fill", c_double),
     ]
 
 
@@ -280,6 +312,8 @@ STRUCTS = {
     "pkv_append_args": AppendArgs,
     "pkv_shape": Shape,
     "pkv_plan_options": PlanOptions,
+    "pkv_prefix_node": PrefixNode,
+    "pkv_sharing": Sharing,
     "pkv_plan_stats": PlanStats,
     "pkv_profile": Profile,
     "pkv_choice": Choice,
@@ -342,6 +376,20 @@ FUNCTIONS = {
             c_void_p,
             c_void_p,
             c_int32,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
+    "pkv_plan_build_shared": (
+        c_int32,
+        [
+            c_void_p,
+            c_void_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+            c_int32,
+            c_void_p,
             c_void_p,
             c_void_p,
         ],

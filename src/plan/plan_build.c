@@ -41,6 +41,9 @@ static pkv_status bounds(pkv_plan_setup *setup, pkv_plan_counts *counts, pkv_pla
   const int64_t units = pkv_plan_max_units(setup, max_seq_len);
   if (setup->route == PKV_ROUTE_BALANCED)
     balanced_counts(counts, setup, max_rows, units);
+  else if (setup->route == PKV_ROUTE_SHARED)
+    pkv_shared_counts(counts, setup, max_rows,
+                      pkv_core_div_up(max_seq_len, setup->core.unit_tokens));
   else
     seed_counts(counts, setup, max_rows, pkv_seed_max_splits(setup, max_rows, units));
   return pkv_plan_layout_init(layout, setup, counts, err);
@@ -108,38 +111,6 @@ static pkv_status count(pkv_plan_counts *out, pkv_plan_setup *setup, int32_t row
   return PKV_OK;
 }
 
-static void fill_header(struct pkv_plan *plan, const pkv_plan_setup *setup,
-                        const pkv_plan_counts *counts, const pkv_plan_layout *layout) {
-  const bool balanced = setup->route == PKV_ROUTE_BALANCED;
-  *plan = (struct pkv_plan){.magic = PKV_PLAN_MAGIC,
-                            .flags = setup->flags,
-                            .route = (int32_t)setup->route,
-                            .rows = setup->core.rows,
-                            .q_len = setup->core.q_len,
-                            .window = setup->core.window,
-                            .query_heads = setup->query_heads,
-                            .kv_heads = setup->core.kv_heads,
-                            .head_dim = setup->head_dim,
-                            .page_tokens = setup->page_tokens,
-                            .unit_tokens = setup->core.unit_tokens,
-                            .parts = setup->core.parts,
-                            .slot_stride = balanced ? 1 : setup->core.kv_heads,
-                            .slots = balanced ? 0 : (int32_t)counts->slots,
-                            .items = (int32_t)counts->items,
-                            .merges = balanced ? 0 : (int32_t)counts->merges,
-                            .unit_cost = (uint32_t)setup->core.unit_cost,
-                            .segment_cost = (uint32_t)setup->core.segment_cost,
-                            .bucket_tokens = setup->bucket_tokens,
-                            .seq_len_at = layout->seq_len_at,
-                            .row_cost_at = layout->row_cost_at,
-                            .cursors_at = layout->cursors_at,
-                            .items_at = layout->items_at,
-                            .split_first_at = layout->split_first_at,
-                            .merges_at = layout->merges_at,
-                            .launches_at = layout->launches_at,
-                            .plan_bytes = layout->plan_bytes};
-}
-
 pkv_status pkv_plan_prepare(struct pkv_plan *header, const pkv_shape *shape,
                             const pkv_plan_options *options, int32_t rows, pkv_error *err) {
   pkv_plan_setup setup;
@@ -151,7 +122,7 @@ pkv_status pkv_plan_prepare(struct pkv_plan *header, const pkv_shape *shape,
   setup.core.rows = rows;
   balanced_counts(&counts, &setup, rows, 1);
   PKV_TRY(pkv_plan_layout_init(&layout, &setup, &counts, err));
-  fill_header(header, &setup, &counts, &layout);
+  pkv_plan_fill_header(header, &setup, &counts, &layout);
   return PKV_OK;
 }
 
@@ -197,6 +168,8 @@ pkv_status pkv_plan_build(const pkv_plan **out, void *memory, size_t memory_byte
   PKV_CHECK(err, out, PKV_E_INVALID, "out is NULL");
   *out = NULL;
   PKV_TRY(pkv_plan_setup_init(&setup, shape, options, err));
+  PKV_CHECK(err, setup.route != PKV_ROUTE_SHARED, PKV_E_INVALID,
+            "options->route shared: pkv_plan_build_shared takes what rows share");
   PKV_CHECK(err, rows >= 0, PKV_E_INVALID, "rows is %d, negative", rows);
   PKV_CHECK(err, seq_len || rows == 0, PKV_E_INVALID, "seq_len is NULL with %d rows", rows);
   PKV_CHECK(err, memory && (uintptr_t)memory % PKV_PLAN_ALIGN == 0, PKV_E_INVALID,
@@ -211,7 +184,7 @@ pkv_status pkv_plan_build(const pkv_plan **out, void *memory, size_t memory_byte
 
   struct pkv_plan *plan = memory;
   memset(memory, 0, (size_t)layout.plan_bytes);
-  fill_header(plan, &setup, &counts, &layout);
+  pkv_plan_fill_header(plan, &setup, &counts, &layout);
   if (rows > 0)
     memcpy(pkv_plan_array(plan, plan->seq_len_at), seq_len, (size_t)rows * sizeof(int32_t));
   if (setup.route == PKV_ROUTE_BALANCED)

@@ -6,9 +6,10 @@
 #include <stdbool.h>
 
 #include "base/status.h"
-#include "plan/plan_core.h"
+#include "plan/tree_core.h"
 
-#define PKV_PLAN_ALIGN 64
+#define PKV_PLAN_ALIGN   64
+#define PKV_TREE_SCRATCH 16 /* shared: words a row that the host's builder works in */
 
 /* pkv_shape and pkv_plan_options with every default filled in. core.rows is set by the caller. */
 typedef struct pkv_plan_setup {
@@ -18,19 +19,25 @@ typedef struct pkv_plan_setup {
   int32_t query_heads, group, head_dim, page_tokens;
   int32_t splits; /* the seed's routes; 0 = the work queue's own rule */
   int32_t bucket_tokens;
+  /* shared */
+  int64_t node_unit_cost, rank_unit_cost, node_segment_cost, state_cost;
+  int32_t most_tile_ranks;
 } pkv_plan_setup;
 
 /* Byte offsets, as in the header; plan_bytes is the end. */
 typedef struct pkv_plan_layout {
   int64_t seq_len_at, row_cost_at, cursors_at, split_first_at, merges_at, launches_at, items_at;
+  int64_t tree_at;
+  pkv_plan_tree tree; /* shared: its offsets */
   int64_t plan_bytes;
 } pkv_plan_layout;
 
 /* Lengths of the parts of a plan that a layout and a workspace depend on. */
 typedef struct pkv_plan_counts {
   int64_t rows, items, slots;
-  int64_t merges;   /* counters in the workspace */
-  int64_t launches; /* room in the plan */
+  int64_t merges;                                   /* counters in the workspace */
+  int64_t launches;                                 /* room in the plan */
+  int64_t node_segments, node_slots, private_slots; /* shared; slots are all of them */
 } pkv_plan_counts;
 
 pkv_status pkv_plan_setup_init(pkv_plan_setup *out, const pkv_shape *shape,
@@ -43,6 +50,20 @@ pkv_status pkv_plan_workspace(int64_t *bytes, const pkv_plan_setup *setup, int64
                               int64_t slots, pkv_error *err);
 /* The most units that one row of at most `max_seq_len` tokens reads. */
 int64_t pkv_plan_max_units(const pkv_plan_setup *setup, int64_t max_seq_len);
+
+/* The header as far as lengths do not decide it. */
+void pkv_plan_fill_header(struct pkv_plan *plan, const pkv_plan_setup *setup,
+                          const pkv_plan_counts *counts, const pkv_plan_layout *layout);
+
+/* The route `shared` (plan_shared.c). */
+
+pkv_tree_core pkv_plan_tree_core(const pkv_plan_setup *setup);
+/* The core of a built plan's tree. */
+pkv_tree_core pkv_tree_core_of(const struct pkv_plan *plan);
+/* Bounds for batches of up to `rows` rows of at most `units` units each, window or not; INT64_MAX
+   where they leave 64 bits. */
+void pkv_shared_counts(pkv_plan_counts *out, const pkv_plan_setup *setup, int64_t rows,
+                       int64_t units);
 
 /* The seed's routes (plan_seed.c). */
 

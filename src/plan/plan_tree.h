@@ -51,7 +51,8 @@ typedef struct pkv_tree_rank {
   int32_t first_unit, units;       /* private part; units may be 0 */
   int32_t depth;                   /* nodes of the path; 0: nothing of the row is shared */
   int32_t path[PKV_TREE_MAX_PATH]; /* root first; -1 from depth on */
-  int32_t pad[2];
+  int32_t base_slot; /* what private_slot of (rank, KV head 0) would be if nothing were cut */
+  int32_t pad;
 } pkv_tree_rank;
 
 typedef struct pkv_tree_node {
@@ -62,7 +63,8 @@ typedef struct pkv_tree_node {
   int32_t tiles, tile_ranks; /* tiles a KV head; ranks of a tile, the last one apart */
   int32_t first_segment;     /* segments first_segment + kv_head * tiles + tile */
   int32_t depth;             /* 0: a root */
-  int32_t pad[2];
+  int32_t base_slot;         /* what node_slot[first_segment] would be if nothing were cut */
+  int32_t pad;
 } pkv_tree_node;
 
 /* Where a part's node work starts; the end is {nodes, 0, 0, 0, node_slots, node_segments}. */
@@ -92,6 +94,7 @@ typedef struct pkv_plan_tree {
   int64_t node_unit_cost, rank_unit_cost, node_segment_cost, state_cost;
   int64_t node_cost;          /* of the whole node line; the private line has total_cost minus it */
   int64_t ranks_at;           /* pkv_tree_rank [rows] */
+  int64_t row_rank_at;        /* int32 [rows]: the rank of each of the caller's rows */
   int64_t nodes_at;           /* pkv_tree_node [nodes], room for rows - 1 */
   int64_t node_cost_at;       /* int64 [nodes + 1], room for rows: costs of all nodes before */
   int64_t rank_cost_at;       /* int64 [rows + 1]: costs of all ranks before */
@@ -106,6 +109,7 @@ typedef struct pkv_plan_tree {
 typedef struct pkv_tree_view {
   const pkv_plan_tree *tree;
   const pkv_tree_rank *ranks;
+  const int32_t *row_rank;
   const pkv_tree_node *nodes;
   const pkv_node_cursor *node_cursors;
   const pkv_private_cursor *private_cursors;
@@ -118,6 +122,7 @@ static inline PKV_HD pkv_tree_view pkv_tree_view_of(const struct pkv_plan *plan)
   pkv_tree_view v;
   v.tree = tree;
   v.ranks = (const pkv_tree_rank *)pkv_plan_at(plan, tree->ranks_at);
+  v.row_rank = (const int32_t *)pkv_plan_at(plan, tree->row_rank_at);
   v.nodes = (const pkv_tree_node *)pkv_plan_at(plan, tree->nodes_at);
   v.node_cursors = (const pkv_node_cursor *)pkv_plan_at(plan, tree->node_cursors_at);
   v.private_cursors = (const pkv_private_cursor *)pkv_plan_at(plan, tree->private_cursors_at);

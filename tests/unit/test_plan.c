@@ -457,7 +457,7 @@ static void test_bad_options(void **state) {
     const char *text;
     pkv_plan_options options;
   } cases[] = {
-#define O(...) {sizeof(pkv_plan_options), __VA_ARGS__}
+#define O(...) {sizeof(pkv_plan_options), __VA_ARGS__, 0, 0, 0, 0}
       {PKV_E_INVALID, "flags is 0x2", O(PKV_ROUTE_BALANCED, 2u, 0, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "parts is -1", O(PKV_ROUTE_BALANCED, 0, -1, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "parts is 65537", O(PKV_ROUTE_BALANCED, 0, 65537, 0, 0, 0, 0, 0)},
@@ -470,7 +470,6 @@ static void test_bad_options(void **state) {
       {PKV_E_UNSUPPORTED, "split", O(PKV_ROUTE_SPLIT, 1u, 0, 0, 0, 0, 0, 0)},
       {PKV_E_UNSUPPORTED, "bucket_exact", O(PKV_ROUTE_BUCKET_EXACT, 1u, 0, 0, 0, 0, 0, 0)},
       {PKV_E_UNSUPPORTED, "bucket_padded", O(PKV_ROUTE_BUCKET_PADDED, 1u, 0, 0, 0, 0, 0, 0)},
-      {PKV_E_UNSUPPORTED, "shared", O(PKV_ROUTE_SHARED, 0, 0, 0, 0, 0, 0, 0)},
       {PKV_E_UNSUPPORTED, "flashinfer", O(PKV_ROUTE_FLASHINFER, 0, 0, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "route is 8", O((pkv_route)8, 0, 0, 0, 0, 0, 0, 0)},
       {PKV_E_RANGE, "too large", O(PKV_ROUTE_SPLIT, 0, 0, INT32_MAX, 0, 0, 0, 0)},
