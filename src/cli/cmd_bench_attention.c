@@ -616,9 +616,15 @@ const pkv_command pkv_command_bench_attention = {
         "comes to either. Outputs are compared with a double-precision reference before anything "
         "is timed.\n\n"
         "Cells: " BENCH_CELL_NAMES
-        ". Without --cells, --lengths or --trace all but the last two run.\n\n"
-        "The CSV has the columns of every result file here; gpu_us is the time of the attention "
-        "call on this CPU, floor_us the null read.",
+        ". Without --cells, --anchors, --lengths or --trace all but the last two run.\n\n"
+        "With --device cuda the same cells run on a GPU, layers with caches of their own so that "
+        "each is read from memory. All rows are compared with the answer in double, then with one "
+        "key of huge score in page after page, while pages that no row owns and the workspace hold "
+        "NaN; a wrong route is named and not timed. Then the routes, plans, steps of 32 layers and "
+        "the null read are timed as stretches of one graph.\n\n"
+        "A CSV has the columns that bench/results/README.md explains, every repetition, and the "
+        "command that made it; ./run bench --verify FILE runs it again. Of a CPU gpu_us is the "
+        "time of the attention call and floor_us the null read.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(bench_options),
