@@ -289,10 +289,13 @@ class Comparison:
             if self.late() and i >= FEWEST_ROUNDS:
                 break
             for entry in entries:
-                if entry.replay:
-                    entry.samples.append(self.clock.time_us(entry.replay) / layers)
-                if entry.planned_replay:
-                    entry.planned.append(self.clock.time_us(entry.planned_replay) / layers)
+                for replay, samples in ((entry.replay, entry.samples),
+                                        (entry.planned_replay, entry.planned)):  # fmt: skip
+                    if replay is None or entry.contender is None:
+                        continue
+                    us = self.guard(entry, lambda r=replay: self.clock.time_us(r))
+                    if us is not None:
+                        samples.append(us / layers)
 
     def time_walls(self, entry, layers):
         c = entry.contender
