@@ -351,6 +351,7 @@ static void end_waiting(pkv_sched *s, uint32_t slot) {
     key_at(c, slot, level)->waiting--;
   c->heap_live -= c->reqs[slot].in_heap;
   c->reqs[slot].in_heap = false;
+  if (c->heap_live == 0 && !pkv_sched_fault(s, PKV_SCHED_FAULT_STALE_HEAP)) c->heap_count = 0;
 }
 
 pkv_status pkv_cht_insert(pkv_sched *s, uint32_t slot, pkv_error *err) {

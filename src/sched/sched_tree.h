@@ -66,6 +66,7 @@ struct pkv_tree {
   int64_t weight;         /* of a covered token, in eighths */
   int32_t share_min;
   bool absolute;
+  uint64_t pulls; /* since create: what operations cost, for tests */
 };
 
 /* ---- sched_tree_chain.c: paths as AVL trees ---- */

@@ -89,6 +89,7 @@ static int32_t height(const pkv_tree *t, uint32_t x) {
 void pkv_tree_pull(pkv_tree *t, uint32_t x) {
   pkv_tree_node *n = &t->nodes[x];
   segment g = own_segment(t, x);
+  t->pulls++;
   if (n->right != NONE) {
     const segment lower = segment_at(&t->nodes[n->right]);
     compose(t, &g, &lower);
