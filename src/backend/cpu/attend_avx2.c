@@ -17,6 +17,7 @@
 #define QK_TOKENS(rows) ((rows) == 4 ? 2 : 4)
 #define PV_CHUNKS(rows) ((rows) == 4 ? 2 : (rows) == 1 ? 8 : 4)
 #define WIDE_CHUNKS     2
+#define PANEL_VECTORS   3
 #define WIDE_FROM       16
 #define WIDE_TOKENS     4
 #define UNROLL          _Pragma("GCC unroll 8")

@@ -17,6 +17,7 @@
 #define QK_TOKENS(rows) 4
 #define PV_CHUNKS(rows) 4
 #define WIDE_CHUNKS     4
+#define PANEL_VECTORS   2
 #define WIDE_FROM       16
 #define WIDE_TOKENS     8
 #define UNROLL          _Pragma("GCC unroll 8")

@@ -45,9 +45,8 @@
 
 /* Blocks of at least WIDE_FROM states go through attend_wide.h. */
 #ifdef WIDE_TOKENS
-#define PANEL_VECTORS 3
-#define LEVELS        (VL == 16 ? 4 : 3)
-#define HELD          (PANEL_VECTORS * VL * WIDE_TOKENS)
+#define LEVELS (VL == 16 ? 4 : 3)
+#define HELD   (PANEL_VECTORS * VL * WIDE_TOKENS)
 #else
 #define WIDE_FROM (PKV_CPU_BLOCK_ROWS + 1)
 #endif
@@ -61,7 +60,10 @@ typedef struct row_run {
 
 /* Rows are `stride` floats apart: head_dim rounded up to VL, padding lanes zero in q. */
 typedef struct attend_scratch {
-  _Alignas(64) float q[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM];
+  union {
+    _Alignas(64) float q[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM];
+    _Alignas(64) float sums[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM]; /* wide: acc in stripes */
+  };
   _Alignas(64) float acc[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM];
   _Alignas(64) float total[PKV_CPU_BLOCK_ROWS * PKV_CPU_MAX_HEAD_DIM];
   _Alignas(64) float tile[TILE * PKV_CPU_MAX_HEAD_DIM]; /* K, then V, of one tile as floats */
@@ -542,6 +544,8 @@ static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_wo
 #else
 #define wide_tile          attend_tile
 #define turn_queries(s, b) ((void)0)
+#define wide_begin(s, b)   ((void)0)
+#define wide_end(s, b)     ((void)0)
 #endif
 
 static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, int64_t end) {
@@ -553,7 +557,11 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
     s->m[r] = -INFINITY;
     s->l[r] = 0.0f;
   }
-  memset(s->acc, 0, (size_t)b->rows * (size_t)stride * sizeof(float));
+  const int wide = b->rows >= WIDE_FROM;
+  if (wide)
+    wide_begin(s, b);
+  else
+    memset(s->acc, 0, (size_t)b->rows * (size_t)stride * sizeof(float));
   int64_t see_lo, see_hi;
   find_span(&see_lo, &see_hi, b);
   if (end > see_hi) end = see_hi;
@@ -578,8 +586,9 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
       w.k_next = s->k[at ^ 1];
       found = 1;
     }
-    if (w.runs > 0) (b->rows >= WIDE_FROM ? wide_tile : attend_tile)(s, b, &w);
+    if (w.runs > 0) (wide ? wide_tile : attend_tile)(s, b, &w);
   }
+  if (wide) wide_end(s, b);
 }
 
 static void attend_begin(void *scratch, const pkv_cpu_block *b) {

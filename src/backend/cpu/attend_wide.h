@@ -21,11 +21,13 @@
  * which needs no tree.
  */
 
-#define VALUE_ROWS 6 /* query rows a step of the value kernel takes */
+#define UNROLL_LOOP _Pragma("GCC unroll 4")
+#define UNROLL_ALL  _Pragma("GCC unroll 16")
+#define VALUE_ROWS  6 /* query rows a step of the value kernel takes */
 
 /* Vectors of the next panel when `left` remain: 3, but never a lonely one after others. */
 static int32_t panel_vectors(int32_t left) {
-  return left == 4 ? 2 : left < PANEL_VECTORS ? left : PANEL_VECTORS;
+  return left <= PANEL_VECTORS ? left : left < 2 * PANEL_VECTORS ? (left + 1) / 2 : PANEL_VECTORS;
 }
 
 /* Width of the panel that starts at row r. */
@@ -34,6 +36,27 @@ static int32_t panel_width(const pkv_cpu_block *b, int32_t r) {
 }
 
 /* ---------------------------------------------------------------------------------- kernels */
+
+/*
+ * Values and their sums lie in stripes of WIDE_CHUNKS vectors of the head dimension, those that
+ * are left over one by one: so a step of the value kernel reads and writes whole runs.
+ */
+INLINE int32_t stripe_start(int32_t stride, int32_t c) {
+  const int32_t step = WIDE_CHUNKS * VL;
+  return c < stride / step * step ? c / step * step : c / VL * VL;
+}
+INLINE int32_t stripe_width(int32_t stride, int32_t c) {
+  const int32_t step = WIDE_CHUNKS * VL;
+  return c < stride / step * step ? step : VL;
+}
+/* Where element c of row r lies; `most` rows there are at most. */
+INLINE int32_t stripe_at(int32_t stride, int32_t most, int32_t r, int32_t c) {
+  const int32_t start = stripe_start(stride, c);
+  return start * most + r * stripe_width(stride, c) + (c - start);
+}
+INLINE int32_t sum_at(int32_t stride, int32_t r, int32_t c) {
+  return stripe_at(stride, PKV_CPU_BLOCK_ROWS, r, c);
+}
 
 /* Which partial sum is leaf `leaf` of vf_sum's tree, whose leaves are added two by two. */
 INLINE int32_t tree_lane(int32_t leaf) {
@@ -51,6 +74,7 @@ INLINE void wide_dot(wide_sums sums, const float *turned, const float *keys, int
     for (int v = 0; v < vectors; v++)
       sums[t][v] = vf_zero();
   }
+  UNROLL_LOOP
   for (int32_t c = first; c < stride; c += step) {
     vf query[PANEL_VECTORS];
     UNROLL
@@ -105,23 +129,23 @@ INLINE void wide_tree(float *scores, const float *turned, const float *keys, int
   }
 }
 
-/* acc[r][..] += sum_j p[j][r] v_j[..], `chunks` vectors; p [TILE, width], values [TILE, stride].
- */
-INLINE void wide_values(float *acc, const float *p, int32_t width, int32_t stride,
-                        const float *values, int32_t lo, int32_t hi, const int rows,
-                        const int chunks) {
+/* sums[r] += sum_j p[j][r] v_j for `chunks` vectors; sums [rows, chunks * VL], p [TILE, width],
+   values [TILE, chunks * VL]. */
+INLINE void wide_values(float *sums, const float *p, int32_t width, const float *values, int32_t lo,
+                        int32_t hi, const int rows, const int chunks) {
   vf sum[VALUE_ROWS][WIDE_CHUNKS];
   UNROLL
   for (int r = 0; r < rows; r++) {
     UNROLL
     for (int i = 0; i < chunks; i++)
-      sum[r][i] = vf_load(acc + r * stride + i * VL);
+      sum[r][i] = vf_load(sums + (r * chunks + i) * VL);
   }
+  UNROLL_LOOP
   for (int32_t j = lo; j < hi; j++) {
     vf value[WIDE_CHUNKS];
     UNROLL
     for (int i = 0; i < chunks; i++)
-      value[i] = vf_load(values + j * stride + i * VL);
+      value[i] = vf_load(values + (j * chunks + i) * VL);
     UNROLL
     for (int r = 0; r < rows; r++) {
       const vf weight = vf_set1(p[j * width + r]);
@@ -134,14 +158,14 @@ INLINE void wide_values(float *acc, const float *p, int32_t width, int32_t strid
   for (int r = 0; r < rows; r++) {
     UNROLL
     for (int i = 0; i < chunks; i++)
-      vf_store(acc + r * stride + i * VL, sum[r][i]);
+      vf_store(sums + (r * chunks + i) * VL, sum[r][i]);
   }
 }
 
 typedef void (*wide_scores_fn)(float *scores, const float *turned, const float *keys,
                                int32_t stride, float *held);
-typedef void (*wide_values_fn)(float *acc, const float *p, int32_t width, int32_t stride,
-                               const float *values, int32_t lo, int32_t hi);
+typedef void (*wide_values_fn)(float *sums, const float *p, int32_t width, const float *values,
+                               int32_t lo, int32_t hi);
 
 #define SCORE_KERNELS(vectors)                                                                     \
   static void wide_scores_##vectors(float *scores, const float *turned, const float *keys,         \
@@ -154,18 +178,21 @@ typedef void (*wide_values_fn)(float *acc, const float *p, int32_t width, int32_
     wide_tree(scores, turned, keys, stride, held, vectors);                                        \
   }
 #define VALUE_KERNELS(rows)                                                                        \
-  static void wide_value_##rows(float *acc, const float *p, int32_t width, int32_t stride,         \
-                                const float *values, int32_t lo, int32_t hi) {                     \
-    wide_values(acc, p, width, stride, values, lo, hi, rows, 1);                                   \
+  static void wide_value_##rows(float *sums, const float *p, int32_t width, const float *values,   \
+                                int32_t lo, int32_t hi) {                                          \
+    wide_values(sums, p, width, values, lo, hi, rows, 1);                                          \
   }                                                                                                \
-  static void wide_values_##rows(float *acc, const float *p, int32_t width, int32_t stride,        \
-                                 const float *values, int32_t lo, int32_t hi) {                    \
-    wide_values(acc, p, width, stride, values, lo, hi, rows, WIDE_CHUNKS);                         \
+  static void wide_values_##rows(float *sums, const float *p, int32_t width, const float *values,  \
+                                 int32_t lo, int32_t hi) {                                         \
+    wide_values(sums, p, width, values, lo, hi, rows, WIDE_CHUNKS);                                \
   }
 
 SCORE_KERNELS(1)
 SCORE_KERNELS(2)
+#if PANEL_VECTORS == 3
 SCORE_KERNELS(3)
+#endif
+
 VALUE_KERNELS(1)
 VALUE_KERNELS(2)
 VALUE_KERNELS(3)
@@ -175,7 +202,14 @@ VALUE_KERNELS(6)
 
 /* [batch-invariant][vectors - 1] */
 static const wide_scores_fn wide_scores_of[2][PANEL_VECTORS] = {
-    {wide_scores_1, wide_scores_2, wide_scores_3}, {wide_tree_1, wide_tree_2, wide_tree_3}};
+#if PANEL_VECTORS == 3
+    {wide_scores_1, wide_scores_2, wide_scores_3},
+    {wide_tree_1, wide_tree_2, wide_tree_3},
+#else
+    {wide_scores_1, wide_scores_2},
+    {wide_tree_1, wide_tree_2},
+#endif
+};
 /* [0 = one vector, 1 = WIDE_CHUNKS of them][rows - 1] */
 static const wide_values_fn wide_values_of[2][VALUE_ROWS] = {
     {wide_value_1, wide_value_2, wide_value_3, wide_value_4, wide_value_5, wide_value_6},
@@ -218,7 +252,7 @@ INLINE vf sum_parts(const vf part[VL]) {
                 vf_add(vf_add(leaf[4], leaf[5]), vf_add(leaf[6], leaf[7])));
 }
 
-/* acc of rows [r, r + VL) by the factors in keep. */
+/* Sums of rows [r, r + VL) by the factors in keep. */
 static void rescale_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, vf keep) {
   const int32_t stride = row_stride(b->p->cache.head_dim);
   float factors[VL];
@@ -226,9 +260,10 @@ static void rescale_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, v
   for (int32_t i = 0; i < VL && r + i < b->rows; i++) {
     if (factors[i] == 1.0f) continue;
     const vf factor = vf_set1(factors[i]);
-    float *acc = s->acc + (r + i) * stride;
-    for (int32_t c = 0; c < stride; c += VL)
-      vf_store(acc + c, vf_mul(vf_load(acc + c), factor));
+    for (int32_t c = 0; c < stride; c += VL) {
+      float *at = s->sums + sum_at(stride, r + i, c);
+      vf_store(at, vf_mul(vf_load(at), factor));
+    }
   }
 }
 
@@ -255,12 +290,14 @@ static void softmax_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, f
   const vf top = vf_max(vf_max(tops[0], tops[1]), vf_max(tops[2], tops[3]));
   const vf old = vf_load(s->m + r), m = vf_max(old, top);
   const vf from = vf_max(vf_set1(-FLT_MAX), m); /* -inf less -inf is no number */
+  UNROLL_ALL
   for (int i = 0; i < VL; i++)
     part[i] = vf_zero();
+  UNROLL_LOOP
   for (int32_t j = lo; j < hi; j++) {
     const vf w = exp2_nonpositive(vf_sub(vf_load(scores + j * width), from));
     vf_store(scores + j * width, w);
-    part[j % VL] = vf_add(part[j % VL], w);
+    part[j & (VL - 1)] = vf_add(part[j & (VL - 1)], w);
   }
   const vf keep = exp2_nonpositive(vf_sub(old, from));
   vf_store(s->m + r, m);
@@ -325,35 +362,59 @@ static void wide_tile_scores(attend_scratch *s, const pkv_cpu_block *b, const ti
   }
 }
 
-/* Values of rows [from, to) of one panel. */
-static void panel_values(attend_scratch *s, const row_run *run, int32_t first, int32_t width,
-                         int32_t from, int32_t to, int32_t stride, int32_t c, int many) {
-  for (int32_t r = from, rows; r < to; r += rows) {
-    rows = value_rows(to - r);
-    wide_values_of[many][rows - 1](s->acc + r * stride + c, s->scores + first * TILE + (r - first),
-                                   width, stride, s->tile + c, run->lo, run->hi);
+INLINE void widen_value(float *tile, token_ptr src, int32_t j, int32_t head_dim,
+                        const pkv_dtype dtype) {
+  const int64_t bytes = element_bytes(dtype);
+  const int32_t stride = row_stride(head_dim), step = WIDE_CHUNKS * VL;
+  int32_t c = 0;
+  for (; c + step <= head_dim; c += step) {
+    UNROLL
+    for (int i = 0; i < WIDE_CHUNKS; i++)
+      vf_store(tile + c * TILE + j * step + i * VL, vf_kv(dtype, src + (c + i * VL) * bytes));
+  }
+  for (; c + VL <= head_dim; c += VL)
+    vf_store(tile + stripe_at(stride, TILE, j, c), vf_kv(dtype, src + c * bytes));
+#if VL == 16
+  if (c < head_dim)
+    vf_store(tile + stripe_at(stride, TILE, j, c), vf_kv_half(dtype, src + c * bytes));
+#endif
+}
+
+/* V of tokens [lo, hi), in stripes. */
+static void widen_values(float *tile, const token_ptr *v, int32_t lo, int32_t hi, int32_t head_dim,
+                         pkv_dtype dtype) {
+  for (int32_t j = lo; j < hi; j++) {
+    if (dtype == PKV_DTYPE_F32) widen_value(tile, v[j], j, head_dim, PKV_DTYPE_F32);
+    if (dtype == PKV_DTYPE_F16) widen_value(tile, v[j], j, head_dim, PKV_DTYPE_F16);
+    if (dtype == PKV_DTYPE_BF16) widen_value(tile, v[j], j, head_dim, PKV_DTYPE_BF16);
+    if (dtype == PKV_DTYPE_FP8_E4M3) widen_value(tile, v[j], j, head_dim, PKV_DTYPE_FP8_E4M3);
+  }
+}
+
+/* One stripe, which starts at c, for the rows of a run that lie in the panel [first, ..). */
+static void stripe_values(attend_scratch *s, const pkv_cpu_block *b, const row_run *run,
+                          int32_t first, int32_t c, wide_fetch *fetch) {
+  const int32_t stride = row_stride(b->p->cache.head_dim), width = panel_width(b, first);
+  const int many = stripe_width(stride, c) > VL;
+  int32_t r = run->first > first ? run->first : first, end = run->first + run->rows;
+  if (end > first + width) end = first + width;
+  for (int32_t rows; r < end; r += rows) {
+    rows = value_rows(end - r);
+    wide_fetch_more(fetch);
+    wide_values_of[many][rows - 1](s->sums + sum_at(stride, r, c),
+                                   s->scores + first * TILE + (r - first), width,
+                                   s->tile + c * TILE, run->lo, run->hi);
   }
 }
 
 static void wide_tile_values(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w) {
   const int32_t stride = row_stride(b->p->cache.head_dim);
-  const int32_t panels = (b->rows + PANEL_VECTORS * VL - 1) / (PANEL_VECTORS * VL);
-  wide_fetch fetch = wide_fetch_of(w->k_next, 0, TILE, panels, w->lines);
-  for (int32_t c = 0, step; c < stride; c += step) {
-    const int many = c + WIDE_CHUNKS * VL <= stride;
-    step = many ? WIDE_CHUNKS * VL : VL;
-    for (int32_t first = 0, width; first < b->rows; first += width) {
-      width = panel_width(b, first);
-      wide_fetch_more(&fetch);
-      for (int32_t i = 0; i < w->runs; i++) {
-        const row_run *run = &s->runs[i];
-        const int32_t from = run->first > first ? run->first : first;
-        const int32_t end = run->first + run->rows;
-        panel_values(s, run, first, width, from, end < first + width ? end : first + width, stride,
-                     c, many);
-      }
-    }
-  }
+  const int32_t calls = (b->rows + VALUE_ROWS - 1) / VALUE_ROWS;
+  wide_fetch fetch = wide_fetch_of(w->k_next, 0, TILE, calls, w->lines);
+  for (int32_t c = 0; c < stride; c += stripe_width(stride, c))
+    for (int32_t first = 0; first < b->rows; first += panel_width(b, first))
+      for (int32_t i = 0; i < w->runs; i++)
+        stripe_values(s, b, &s->runs[i], first, c, &fetch);
 }
 
 static void wide_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w) {
@@ -361,6 +422,19 @@ static void wide_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_work
   const pkv_dtype dtype = b->p->cache.dtype;
   widen_tile(s, w->k, w->lo, w->hi, head_dim, dtype, NULL, 0);
   wide_tile_scores(s, b, w);
-  widen_tile(s, w->v, w->lo, w->hi, head_dim, dtype, NULL, 0);
+  widen_values(s->tile, w->v, w->lo, w->hi, head_dim, dtype);
   wide_tile_values(s, b, w);
+}
+
+static void wide_begin(attend_scratch *s, const pkv_cpu_block *b) {
+  const int32_t stride = row_stride(b->p->cache.head_dim);
+  memset(s->sums, 0, (size_t)PKV_CPU_BLOCK_ROWS * (size_t)stride * sizeof(float));
+}
+
+/* The sums, row by row. */
+static void wide_end(attend_scratch *s, const pkv_cpu_block *b) {
+  const int32_t stride = row_stride(b->p->cache.head_dim);
+  for (int32_t r = 0; r < b->rows; r++)
+    for (int32_t c = 0; c < stride; c += VL)
+      vf_store(s->acc + r * stride + c, vf_load(s->sums + sum_at(stride, r, c)));
 }
