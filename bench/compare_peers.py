@@ -41,7 +41,7 @@ import peer_ours
 import torch
 
 COLUMNS = ["commit", "device", "driver", "cell", "route", "gpu_us", "plan_us", "wall_us", "bytes",
-           "floor_us", "error", "peers", "null_us", "rows", "gb_s", "setup", "layers",
+           "floor_us", "error", "peers", "null_us", "wait_us", "rows", "gb_s", "setup", "layers",
            "plan_host_us", "needle_error", "poisoned_error", "error_after", "status", "note",
            "versions", "raw"]  # fmt: skip
 LIMITS = {"f16": 2e-3, "bf16": 1.5e-2}
@@ -129,8 +129,8 @@ class Entry:
 
     def __init__(self, name, layout):
         self.name, self.layout, self.contender = name, layout, None
-        self.replay = self.planned_replay = None
-        self.samples, self.planned, self.walls, self.plans = [], [], [], []
+        self.replay = self.wait_replay = self.planned_replay = None
+        self.samples, self.waits, self.planned, self.walls, self.plans = [], [], [], [], []
         self.errors = {}
         self.status, self.note = "ok", ""
 
@@ -148,7 +148,7 @@ class Entry:
 
     def fail(self, why):
         self.status = " ".join(str(why).split())[:300] or "failed without a text"
-        self.contender = self.replay = self.planned_replay = None
+        self.contender = self.replay = self.wait_replay = self.planned_replay = None
 
     @property
     def gpu_us(self):
@@ -156,7 +156,7 @@ class Entry:
 
     @property
     def plan_gpu_us(self):
-        return median(self.planned) - self.gpu_us if self.planned else None
+        return median(self.planned) - median(self.waits or self.samples) if self.planned else None
 
 
 class Comparison:
@@ -219,7 +219,8 @@ class Comparison:
             return peer_ours.NullRead(name, batch, layout, self.library, self.args.null_read,
                                       NULL_READS[name])  # fmt: skip
         if entry.is_ours:
-            return peer_ours.Ours(name, batch, layout, self.library, name.removeprefix("ours_"))
+            kind = peer_ours.OursShared if name == "ours_shared" else peer_ours.Ours
+            return kind(name, batch, layout, self.library, name.removeprefix("ours_"))
         return peer_kernels.PEERS[name](name, batch, layout)
 
     def entries(self, cell):
@@ -282,7 +283,12 @@ class Comparison:
         if c.plan_in_graph:
             # The plan ahead of each layer: what a step pays beyond its layers.
             planned = [lambda i=i: (c.plan(), c.run(i)) for i in layers]
+            if entry.is_ours:
+                c.overlap(False)  # a layer behind a planner waits for it: so must the others
+                entry.wait_replay = self.guard(entry, lambda: self.clock.record(calls))
             entry.planned_replay = self.guard(entry, lambda: self.clock.record(planned))
+            if entry.is_ours:
+                c.overlap(True)
 
     def time_rounds(self, entries, layers):
         for i in range(self.args.reps):
@@ -290,6 +296,7 @@ class Comparison:
                 break
             for entry in entries:
                 for replay, samples in ((entry.replay, entry.samples),
+                                        (entry.wait_replay, entry.waits),
                                         (entry.planned_replay, entry.planned)):  # fmt: skip
                     if replay is None or entry.contender is None:
                         continue
@@ -350,7 +357,7 @@ class Comparison:
         for entry in entries:
             if hasattr(entry.contender, "close"):
                 entry.contender.close()
-            entry.contender = entry.replay = entry.planned_replay = None
+            entry.contender = entry.replay = entry.wait_replay = entry.planned_replay = None
         say(f"{cell.name}: {time.monotonic() - start:.1f} s")
 
     # --- results ---------------------------------------------------------------------------------
@@ -368,7 +375,13 @@ class Comparison:
         rows = []
         for e in entries:
             note = " ".join([getattr(e.contender, "note", ""), e.note]).strip()
-            raw = {"gpu": e.samples, "planned": e.planned, "plan": e.plans, "wall": e.walls}
+            raw = {
+                "gpu": e.samples,
+                "wait": e.waits,
+                "planned": e.planned,
+                "plan": e.plans,
+                "wall": e.walls,
+            }
             plan_us = median(e.plans) if e.plan_gpu_us is None else e.plan_gpu_us
             known = {
                 "commit": args.commit, "device": self.name, "driver": self.driver,
@@ -376,7 +389,8 @@ class Comparison:
                 "gpu_us": shown(e.gpu_us), "plan_us": shown(plan_us),
                 "wall_us": shown(median(e.walls)), "bytes": cell.bytes,
                 "floor_us": shown(cell.floor_us), "peers": ";".join(peers) if e.is_ours else "",
-                "null_us": shown(null.get(e.layout)), "rows": cell.rows,
+                "null_us": shown(null.get(e.layout)), "wait_us": shown(median(e.waits)),
+                "rows": cell.rows,
                 "gb_s": shown(cell.bytes / e.gpu_us / 1e3 if e.samples else None),
                 "setup": f"{args.dtype} 32/8x128 p16 {e.layout}", "layers": batch.layers,
                 "plan_host_us": shown(median(e.plans)), "status": e.status, "note": note,

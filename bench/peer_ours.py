@@ -84,12 +84,14 @@ class Ours(Contender):
         dtype = dtype_of(abi, batch)
         shape = library.sized(abi.Shape, query_heads=QUERY_HEADS, kv_heads=KV_HEADS,
                               head_dim=HEAD_DIM, page_tokens=PAGE, q_len=1)  # fmt: skip
-        options = library.sized(abi.PlanOptions, route=getattr(abi, "ROUTE_" + route.upper()),
-                                segment_cost=library.segment_cost)  # fmt: skip
+        options = library.sized(abi.PlanOptions, route=getattr(abi, "ROUTE_" + route.upper()))
+        if route == "balanced":
+            options.segment_cost = library.segment_cost
+        self.shape, self.options = shape, options
         library.call("pkv_device_plan_create", ctypes.byref(self.plan_handle), library.executor,
                      ctypes.byref(shape), ctypes.byref(options), dtype, batch.rows,
                      batch.cell.longest)  # fmt: skip
-        library.dll.pkv_device_plan_set_overlap(self.plan_handle, 1)  # as the layers of a step
+        self.overlap(True)  # as the layers of a step
         self.layers = [self._arguments(layer, dtype) for layer in range(batch.layers)]
         self.lens = batch.seq_len.data_ptr()
 
@@ -111,9 +113,45 @@ class Ours(Contender):
         self.library.call("pkv_device_attention", self.library.executor, self.plan_handle,
                           ctypes.byref(self.layers[layer][0]), stream())  # fmt: skip
 
+    def overlap(self, on):
+        """Whether launches from now on may begin before the one ahead of them has ended."""
+        self.library.dll.pkv_device_plan_set_overlap(self.plan_handle, int(on))
+
     def close(self):
         self.library.dll.pkv_device_plan_destroy(self.plan_handle)
         self.plan_handle = None
+
+
+class OursShared(Ours):
+    """The route shared: what rows share is found by the host in the block table, the plan made
+    there and uploaded, each step."""
+
+    plan_in_graph = False
+
+    def __init__(self, name, batch, layout, library, route):
+        super().__init__(name, batch, layout, library, route)
+        self.host_lens = np.array(batch.lens, np.int32)
+        self.table = np.ascontiguousarray(batch.host_table)
+        parts = ctypes.c_int32()
+        library.call("pkv_device_parts", ctypes.byref(parts), library.executor,
+                     dtype_of(library.abi, batch), HEAD_DIM)  # fmt: skip
+        self.options.parts = parts.value  # what the device's plan takes by itself
+        size, workspace = ctypes.c_size_t(), ctypes.c_size_t()
+        library.call("pkv_plan_size", ctypes.byref(size), ctypes.byref(workspace),
+                     ctypes.byref(self.shape), ctypes.byref(self.options), batch.rows,
+                     batch.cell.longest)  # fmt: skip
+        self.memory, self.memory_bytes = np.zeros(size.value + 64, np.uint8), size.value
+        self.memory_at = -(-self.memory.ctypes.data // 64) * 64
+        self.sharing = library.sized(library.abi.Sharing, block_table=self.table.ctypes.data,
+                                     max_pages=batch.width)  # fmt: skip
+
+    def plan(self):
+        built = ctypes.c_void_p()
+        self.library.call("pkv_plan_build_shared", ctypes.byref(built), self.memory_at,
+                          self.memory_bytes, ctypes.byref(self.shape), ctypes.byref(self.options),
+                          self.batch.rows, self.host_lens.ctypes.data,
+                          ctypes.byref(self.sharing))  # fmt: skip
+        self.library.call("pkv_device_plan_upload", self.plan_handle, built, stream())
 
 
 class NullRead(Contender):
