@@ -37,6 +37,7 @@ static const suite suites[] = {
     {"grid", gpu_suite_grid, false},
     {"bits", gpu_suite_bits, false},
     {"append", gpu_suite_append, false},
+    {"complaints", gpu_suite_complaints, false},
     {"sanitized", gpu_suite_sanitized, false},
 #ifdef PKV_HAVE_CUDA
     {"graphs", gpu_suite_graphs, false},
