@@ -24,24 +24,28 @@
 gpu_options gpu_opt;
 pkv_executor *gpu;
 
+enum { WHEN_NAMED = 1, NOT_FAKE = 2 };
+
 typedef struct suite {
   const char *name;
   int (*run)(void);
-  bool when_named;
+  int flags;
 } suite;
 
 /* clang-format off */
 static const suite suites[] = {
-    {"args", gpu_suite_args, false},
-    {"plans", gpu_suite_plans, false},
-    {"grid", gpu_suite_grid, false},
-    {"bits", gpu_suite_bits, false},
-    {"append", gpu_suite_append, false},
-    {"complaints", gpu_suite_complaints, false},
-    {"sanitized", gpu_suite_sanitized, false},
+    {"args", gpu_suite_args, 0},
+    {"plans", gpu_suite_plans, 0},
+    {"grid", gpu_suite_grid, 0},
+    {"bits", gpu_suite_bits, 0},
+    {"append", gpu_suite_append, 0},
+    {"complaints", gpu_suite_complaints, 0},
+    {"sanitized", gpu_suite_sanitized, 0},
 #ifdef PKV_HAVE_CUDA
-    {"graphs", gpu_suite_graphs, false},
-    {"streams", gpu_suite_streams, false},
+    {"graphs", gpu_suite_graphs, NOT_FAKE},
+    {"streams", gpu_suite_streams, NOT_FAKE},
+    {"status", gpu_suite_status, NOT_FAKE},
+    {"perf", gpu_suite_perf, NOT_FAKE | WHEN_NAMED},
 #endif
 };
 /* clang-format on */
@@ -99,7 +103,7 @@ static int probe(void) {
 static int list(void) {
   for (int named = 0; named < 2; named++)
     for (int i = 0; i < SUITES; i++)
-      if (suites[i].when_named == (named != 0))
+      if (((suites[i].flags & WHEN_NAMED) != 0) == (named != 0))
         printf("%s%s\n", suites[i].name, named ? " (when named)" : "");
   return 0;
 }
@@ -139,8 +143,9 @@ int main(int argc, char **argv) {
       return usage(value != NULL ? value : argv[i]);
     }
   }
+  const int without = WHEN_NAMED | (gpu_opt.fake ? NOT_FAKE : 0);
   for (int i = 0; i < SUITES && count == 0; i++)
-    if (!suites[i].when_named) failed += suites[i].run();
+    if ((suites[i].flags & without) == 0) failed += suites[i].run();
   for (int i = 0; i < count; i++)
     failed += chosen[i]->run();
   return failed != 0;

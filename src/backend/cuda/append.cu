@@ -198,3 +198,8 @@ extern "C" cudaError_t pkv_cuda_launch_append(const pkv_append_params *p, cudaSt
   append<<<(unsigned)p->tokens, APPEND_THREADS, 0, stream>>>(a);
   return cudaGetLastError();
 }
+
+extern "C" cudaError_t pkv_cuda_kernels_load(void) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, append);
+}

@@ -15,27 +15,18 @@ extern "C" {
 }
 
 #include "backend/cuda/cuda_launch.h"
+#include "backend/cuda/cuda_status.h"
 
 struct cuda_state {
   int device, sms;
-  bool check; /* PKV_CUDA_CHECK: synchronise after each launch */
+  int shared_bytes; /* of a multiprocessor */
+  bool check;       /* PKV_CUDA_CHECK: synchronise after each launch */
 };
-
-static pkv_status fail(pkv_error *err, cudaError_t e, const char *call) {
-  (void)cudaGetLastError();
-  const pkv_status status = e == cudaErrorMemoryAllocation         ? PKV_E_NOMEM
-                            : e == cudaErrorNoDevice               ? PKV_E_UNSUPPORTED
-                            : e == cudaErrorInsufficientDriver     ? PKV_E_UNSUPPORTED
-                            : e == cudaErrorNoKernelImageForDevice ? PKV_E_UNSUPPORTED
-                                                                   : PKV_E_DEVICE;
-  return pkv_fail(err, status, "cuda", "%s: %s (%s)", call, cudaGetErrorName(e),
-                  cudaGetErrorString(e));
-}
 
 #define PKV_CUDA(err, call)                                                                        \
   do {                                                                                             \
     const cudaError_t pkv_cuda_error = (call);                                                     \
-    if (pkv_cuda_error != cudaSuccess) return fail((err), pkv_cuda_error, #call);                  \
+    if (pkv_cuda_error != cudaSuccess) return pkv_cuda_fail((err), pkv_cuda_error, #call);         \
   } while (0)
 
 static cuda_state *state_of(const pkv_executor *executor) {
@@ -45,34 +36,38 @@ static cuda_state *state_of(const pkv_executor *executor) {
 /* After a launch: its own status, and with PKV_CUDA_CHECK that of its execution. */
 static pkv_status launched(const pkv_executor *executor, cudaError_t e, const char *kernel,
                            cudaStream_t stream, pkv_error *err) {
-  if (e != cudaSuccess) return fail(err, e, kernel);
+  if (e != cudaSuccess) return pkv_cuda_fail(err, e, kernel);
   if (!state_of(executor)->check) return PKV_OK;
   e = cudaStreamSynchronize(stream);
-  return e == cudaSuccess ? PKV_OK : fail(err, e, kernel);
+  return e == cudaSuccess ? PKV_OK : pkv_cuda_fail(err, e, kernel);
+}
+
+static void device_free(pkv_executor *executor, void *ptr) {
+  (void)executor;
+  if (ptr && cudaFree(ptr) != cudaSuccess) (void)cudaGetLastError();
 }
 
 static pkv_status device_alloc(void **out, pkv_executor *executor, size_t bytes, pkv_error *err) {
   PKV_CUDA(err, cudaSetDevice(state_of(executor)->device));
   const cudaError_t e = cudaMalloc(out, bytes);
   if (e != cudaSuccess) {
-    size_t free_bytes = 0, total = 0;
     *out = NULL;
-    (void)cudaGetLastError();
-    (void)cudaMemGetInfo(&free_bytes, &total);
-    (void)cudaGetLastError();
     /* a size beyond any memory is an invalid value to the runtime */
-    const bool too_large = e == cudaErrorMemoryAllocation || e == cudaErrorInvalidValue;
-    return pkv_fail(err, too_large ? PKV_E_NOMEM : PKV_E_DEVICE, "cudaMalloc",
-                    "%zu bytes on the device: %s; %zu of %zu are free", bytes, cudaGetErrorName(e),
-                    free_bytes, total);
+    if (e != cudaErrorMemoryAllocation && e != cudaErrorInvalidValue)
+      return pkv_cuda_fail(err, e, "cudaMalloc");
+    (void)cudaGetLastError();
+    const pkv_cuda_facts facts = pkv_cuda_facts_now();
+    return pkv_fail(err, PKV_E_NOMEM, "cudaMalloc",
+                    "cudaMalloc: %zu bytes on the device, %zu of %zu are free", bytes,
+                    facts.free_bytes, facts.bytes);
   }
-  PKV_CUDA(err, cudaMemset(*out, 0, bytes));
+  const cudaError_t zeroed = cudaMemset(*out, 0, bytes);
+  if (zeroed != cudaSuccess) {
+    device_free(executor, *out);
+    *out = NULL;
+    return pkv_cuda_fail(err, zeroed, "cudaMemset");
+  }
   return PKV_OK;
-}
-
-static void device_free(pkv_executor *executor, void *ptr) {
-  (void)executor;
-  if (ptr && cudaFree(ptr) != cudaSuccess) (void)cudaGetLastError();
 }
 
 static pkv_status device_copy(pkv_executor *executor, void *to, const void *from, size_t bytes,
@@ -96,14 +91,26 @@ static pkv_status ops_of(const pkv_cuda_decode_ops **out, pkv_dtype dtype, int32
   return PKV_OK;
 }
 
+/* Raises the kernels' shared-memory limits, which every plan needs; CTAs a multiprocessor. */
+static pkv_status prepare(int32_t *ctas, const pkv_cuda_decode_ops *ops, pkv_executor *executor,
+                          pkv_dtype dtype, int32_t head_dim, pkv_error *err) {
+  *ctas = 0;
+  const cudaError_t e = ops->prepare(ctas);
+  if (e == cudaErrorInvalidValue) (void)cudaGetLastError(); /* more than a block may have */
+  if (e != cudaSuccess && e != cudaErrorInvalidValue) return pkv_cuda_fail(err, e, "prepare");
+  PKV_CHECK(err, e == cudaSuccess && *ctas > 0, PKV_E_UNSUPPORTED,
+            "the decode kernel of %s with head_dim %d does not fit this device's multiprocessors "
+            "of %d bytes of shared memory",
+            pkv_dtype_name(dtype), head_dim, state_of(executor)->shared_bytes);
+  return PKV_OK;
+}
+
 static pkv_status device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype dtype,
                                int32_t head_dim, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
-  int32_t ctas = 0;
+  int32_t ctas;
   PKV_TRY(ops_of(&ops, dtype, head_dim, err));
-  PKV_CUDA(err, ops->prepare(&ctas));
-  PKV_CHECK(err, ctas > 0, PKV_E_UNSUPPORTED,
-            "the decode kernel does not fit this device's multiprocessors");
+  PKV_TRY(prepare(&ctas, ops, executor, dtype, head_dim, err));
   *parts = ctas * state_of(executor)->sms;
   return PKV_OK;
 }
@@ -111,8 +118,9 @@ static pkv_status device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype
 static pkv_status device_sizes(int64_t *slot_bytes, int32_t *tiles, pkv_executor *executor,
                                const pkv_shape *shape, pkv_dtype dtype, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
-  (void)executor;
+  int32_t ctas;
   PKV_TRY(ops_of(&ops, dtype, shape->head_dim, err));
+  PKV_TRY(prepare(&ctas, ops, executor, dtype, shape->head_dim, err));
   const int64_t rows = (int64_t)(shape->query_heads / shape->kv_heads) * shape->q_len;
   const int64_t count = (rows + PKV_CUDA_TILE_ROWS - 1) / PKV_CUDA_TILE_ROWS;
   PKV_CHECK(err, count <= 65535, PKV_E_UNSUPPORTED,
@@ -265,11 +273,13 @@ pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_opt
   PKV_CHECK(err, properties.major >= 8, PKV_E_UNSUPPORTED,
             "device %d (%s) has compute capability %d.%d; 8.0 is needed", device, properties.name,
             properties.major, properties.minor);
+  PKV_CUDA(err, pkv_cuda_kernels_load());
   cuda_state *state = (cuda_state *)pkv_alloc_zeroed(&executor->allocator, 1, sizeof *state);
   PKV_CHECK(err, state, PKV_E_NOMEM, "%zu bytes for the CUDA executor", sizeof *state);
   const char *check = pkv_env_get(PKV_ENV_CUDA_CHECK);
   state->device = device;
   state->sms = properties.multiProcessorCount;
+  state->shared_bytes = (int)properties.sharedMemPerMultiprocessor;
   state->check = check && check[0] == '1';
   executor->device_state = state;
   executor->ops = &cuda_ops;

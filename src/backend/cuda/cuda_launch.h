@@ -35,6 +35,8 @@ const pkv_cuda_decode_ops *pkv_cuda_decode_ops_of(pkv_dtype dtype, int32_t head_
 cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, void *plan,
                                     const int32_t *seq_len, int32_t max_seq_len, uint32_t *counters,
                                     int64_t counter_count, int32_t *fault, cudaStream_t stream);
+/* Whether this build's kernels load on the current device. */
+cudaError_t pkv_cuda_kernels_load(void);
 cudaError_t pkv_cuda_launch_append(const pkv_append_params *p, cudaStream_t stream);
 
 #ifdef __cplusplus

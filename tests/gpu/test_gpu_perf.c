@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Times with a bound each, from what users of other libraries reported (numbers as in
+ * docs/notes/gpu-tests.md). Run when named only: other work on the machine makes them fail. Layers
+ * of one graph with caches of their own, so that the L2 is cold; medians; the null read of the same
+ * pages in the same graph is the measure, so that the bounds hold for any device.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <cuda_runtime_api.h>
+
+#include "gpu/gpu_case.h"
+#include "measure/meter.h"
+
+enum { WARMUPS = 3, REPEATS = 15, MOST_LAYERS = 48, NULLS = 3 };
+#define COLD_BYTES (INT64_C(400) << 20)
+#define POOL_BYTES (INT64_C(9) << 30)
+
+static pkv_meter *meter;
+static unsigned char *pool; /* of POOL_BYTES, finite numbers */
+
+typedef struct perf_shape {
+  int32_t kv_heads, group, head_dim, page;
+  pkv_dtype kv;
+} perf_shape;
+
+typedef struct perf_result {
+  double us, null_us, gb_s; /* of one layer; useful bytes */
+  int32_t parts;
+} perf_result;
+
+/* One batch on the device. */
+typedef struct perf_batch {
+  pkv_cache cache[MOST_LAYERS];
+  pkv_attention_args args;
+  pkv_meter_batch view;
+  pkv_device_plan *plan;
+  int32_t layers;
+  int64_t bytes; /* of a layer */
+  void *table, *seq_len, *first_page, *q, *out;
+} perf_batch;
+
+static void *device(size_t bytes, const void *from) {
+  void *p = NULL;
+  OK(pkv_device_alloc(&p, gpu, bytes, err));
+  if (from != NULL) OK(pkv_device_copy(gpu, p, from, bytes, meter->stream, err));
+  OK(pkv_device_synchronize(gpu, meter->stream, err));
+  return p;
+}
+
+/* HND pages in a shuffled order, layer after layer in the pool. */
+static void batch_place(perf_batch *b, const perf_shape *s, const int32_t *lens, int32_t rows) {
+  int64_t pages = 0, most = 1;
+  int32_t *first = calloc((size_t)rows + 1, sizeof *first);
+  for (int32_t r = 0; r < rows; r++) {
+    const int32_t need = (lens[r] + s->page - 1) / s->page;
+    first[r + 1] = first[r] + need;
+    most = need > most ? need : most;
+  }
+  pages = first[rows] > 0 ? first[rows] : 1;
+  int32_t *order = malloc((size_t)pages * sizeof *order),
+          *table = malloc((size_t)(rows * most) * 4);
+  pkv_rng rng;
+  pkv_rng_init(&rng, 3);
+  for (int64_t i = 0; i < pages; i++)
+    order[i] = (int32_t)i;
+  for (int64_t i = pages - 1; i > 0; i--) {
+    const int64_t j = (int64_t)pkv_rng_below(&rng, (uint64_t)i + 1);
+    const int32_t swap = order[i];
+    order[i] = order[j];
+    order[j] = swap;
+  }
+  for (int32_t r = 0; r < rows; r++)
+    for (int64_t i = 0; i < most; i++)
+      table[r * most + i] = i < first[r + 1] - first[r] ? order[first[r] + i] : -1;
+  const int64_t stride = (int64_t)s->page * s->kv_heads * s->head_dim;
+  const int64_t side = pages * stride * (int64_t)pkv_dtype_bytes(s->kv);
+  int64_t layers = COLD_BYTES / (2 * side) + 2;
+  if (layers > MOST_LAYERS) layers = MOST_LAYERS;
+  assert_true(layers * 2 * side <= POOL_BYTES);
+  b->layers = (int32_t)layers;
+  for (int32_t l = 0; l < b->layers; l++) {
+    pkv_cache *c = &b->cache[l];
+    *c = (pkv_cache)PKV_CACHE_INIT;
+    c->dtype = s->kv;
+    c->k = pool + 2 * l * side;
+    c->v = pool + (2 * l + 1) * side;
+    c->pages = pages;
+    c->page_tokens = s->page;
+    c->kv_heads = s->kv_heads;
+    c->head_dim = s->head_dim;
+    c->k_token_stride = c->v_token_stride = s->head_dim;
+    c->k_head_stride = c->v_head_stride = (int64_t)s->page * s->head_dim;
+    c->k_page_stride = c->v_page_stride = stride;
+  }
+  b->table = device((size_t)(rows * most) * sizeof *table, table);
+  b->seq_len = device((size_t)rows * sizeof *lens, lens);
+  b->first_page = device(((size_t)rows + 1) * sizeof *first, first);
+  b->view = (pkv_meter_batch){.rows = rows, .q_len = 1, .stride = most};
+  b->view.query_heads = s->kv_heads * s->group;
+  b->view.table = b->table;
+  b->view.seq_len = b->seq_len;
+  b->view.first_page = b->first_page;
+  b->view.pages_read = first[rows];
+  free(order);
+  free(table);
+  free(first);
+}
+
+static void batch_init(perf_batch *b, const perf_shape *s, const int32_t *lens, int32_t rows) {
+  int32_t longest = 1;
+  memset(b, 0, sizeof *b);
+  batch_place(b, s, lens, rows);
+  for (int32_t r = 0; r < rows; r++) {
+    longest = lens[r] > longest ? lens[r] : longest;
+    b->bytes += (int64_t)lens[r] * s->kv_heads * s->head_dim * 2 * (int64_t)pkv_dtype_bytes(s->kv);
+  }
+  pkv_shape shape = PKV_SHAPE_INIT;
+  shape.kv_heads = s->kv_heads;
+  shape.query_heads = s->kv_heads * s->group;
+  shape.head_dim = s->head_dim;
+  shape.page_tokens = s->page;
+  const pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  const size_t out = (size_t)rows * (size_t)(shape.query_heads * s->head_dim) * 2;
+  b->q = device(out, NULL);
+  b->out = device(out, NULL);
+  b->args = (pkv_attention_args)PKV_ATTENTION_ARGS_INIT;
+  b->args.block_table = b->table;
+  b->args.max_pages = (int32_t)b->view.stride;
+  b->args.q = b->q;
+  b->args.out = b->out;
+  b->args.q_dtype = b->args.out_dtype = PKV_DTYPE_F16;
+  OK(pkv_device_plan_create(&b->plan, gpu, &shape, &options, s->kv, rows, longest, err));
+  pkv_device_plan_set_overlap(b->plan, 1);
+  OK(pkv_device_plan_build(b->plan, rows, b->seq_len, meter->stream, err));
+  OK(pkv_device_synchronize(gpu, meter->stream, err));
+}
+
+static void batch_deinit(perf_batch *b) {
+  void *all[] = {b->table, b->seq_len, b->first_page, b->q, b->out};
+  pkv_device_plan_destroy(b->plan);
+  for (size_t i = 0; i < COUNT(all); i++)
+    pkv_device_free(gpu, all[i]);
+}
+
+typedef struct work {
+  perf_batch *b;
+  int32_t waves; /* of the null read; 0 = attention */
+} work;
+
+static pkv_status enqueue(void *ctx, int32_t call, pkv_error *err) {
+  const work *w = ctx;
+  const pkv_cache *cache = &w->b->cache[call % w->b->layers];
+  if (w->waves > 0) return meter->ops->null_read(meter, cache, &w->b->view, w->waves, err);
+  pkv_attention_args args = w->b->args;
+  args.cache = cache;
+  return pkv_device_attention(gpu, w->b->plan, &args, meter->stream, err);
+}
+
+static int by_size(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+static double median(double *us) {
+  qsort(us, REPEATS, sizeof *us, by_size);
+  return us[REPEATS / 2];
+}
+
+/* Time of one layer beside the fastest of three null reads. */
+static perf_result measure(const perf_shape *s, const int32_t *lens, int32_t rows) {
+  static const int32_t waves[NULLS] = {2, 4, 8};
+  perf_batch b;
+  work works[NULLS + 1];
+  pkv_meter_section sections[NULLS + 1];
+  double us[(NULLS + 1) * REPEATS];
+  perf_result r = {0};
+  batch_init(&b, s, lens, rows);
+  for (int i = 0; i <= NULLS; i++) {
+    works[i] = (work){&b, i < NULLS ? waves[i] : 0};
+    sections[i] = (pkv_meter_section){enqueue, &works[i], b.layers};
+  }
+  OK(meter->ops->graph(meter, us, sections, NULLS + 1, 0, WARMUPS, REPEATS, err));
+  for (int i = 0; i < NULLS; i++) {
+    const double t = median(us + i * REPEATS) / b.layers;
+    if (i == 0 || t < r.null_us) r.null_us = t;
+  }
+  r.us = median(us + NULLS * REPEATS) / b.layers;
+  r.gb_s = (double)b.bytes / r.us / 1e3;
+  OK(pkv_device_parts(&r.parts, gpu, s->kv, s->head_dim, err));
+  batch_deinit(&b);
+  return r;
+}
+
+/* ------------------------------------------------------------------ bounds */
+
+static const perf_shape usual = {8, 4, 128, 16, PKV_DTYPE_F16};
+static int missed; /* bounds of the running test */
+
+/* A line for each bound; a test that missed one fails at its end, with all its lines printed. */
+static void bound(const char *name, double got, double most) {
+  const bool good = got <= most;
+  printf("  %-46s %8.3f  (at most %.3f)%s\n", name, got, most, good ? "" : "  MISSED");
+  if (!good) missed++;
+}
+
+static void verdict(void) {
+  const int n = missed;
+  missed = 0;
+  if (n > 0) fail_msg("%d bounds missed", n);
+}
+
+static void fill_lens(int32_t *lens, int32_t rows, int32_t value) {
+  for (int32_t r = 0; r < rows; r++)
+    lens[r] = value;
+}
+
+/* Time over the null read's, with what it was measured on. */
+static perf_result against_null(const char *name, const perf_shape *s, const int32_t *lens,
+                                int32_t rows, double most) {
+  const perf_result r = measure(s, lens, rows);
+  char text[96];
+  snprintf(text, sizeof text, "%s: %.1f us, %.0f GB/s, x null", name, r.us, r.gb_s);
+  bound(text, r.us / r.null_us, most);
+  return r;
+}
+
+static void test_c01_long_row_among_many(void **state) {
+  (void)state;
+  NEED_GPU();
+  int32_t lens[192];
+  double first = 0.0;
+  static const int32_t place[] = {0, 191, 97, 13};
+  for (size_t i = 0; i < COUNT(place); i++) {
+    char name[48];
+    fill_lens(lens, 192, 2048);
+    lens[place[i]] = 131072;
+    snprintf(name, sizeof name, "128K row at %d of 192", place[i]);
+    const perf_result r = against_null(name, &usual, lens, 192, 1.15);
+    if (i == 0) first = r.us;
+    bound("  time over that of the first order", r.us / first, 1.05);
+  }
+  verdict();
+}
+
+static void test_c02_long_and_short_row(void **state) {
+  (void)state;
+  NEED_GPU();
+  const int32_t two[] = {131072, 512}, one[] = {131584};
+  bound("{131072, 512} over {131584}", measure(&usual, two, 2).us / measure(&usual, one, 1).us,
+        1.10);
+  verdict();
+}
+
+static void test_c03_no_step_at_33_rows(void **state) {
+  (void)state;
+  NEED_GPU();
+  int32_t lens[34];
+  double before = 0.0;
+  fill_lens(lens, 34, 1024);
+  lens[5] = 65536;
+  for (int32_t rows = 32; rows <= 34; rows++) {
+    const double us = measure(&usual, lens, rows).us;
+    char name[64];
+    snprintf(name, sizeof name, "%d rows, %.1f us, over one row less", rows, us);
+    if (rows > 32) bound(name, us / before, 1.10);
+    before = us;
+  }
+  verdict();
+}
+
+static void test_c04_one_row_from_16k(void **state) {
+  (void)state;
+  NEED_GPU();
+  for (int32_t len = 4096; len <= 1 << 20; len *= 2) {
+    char name[32];
+    snprintf(name, sizeof name, "one row of %d", len);
+    (void)against_null(name, &usual, &len, 1, len >= 16384 ? 1.0 / 0.85 : 10.0);
+  }
+  verdict();
+}
+
+static void test_c05_one_kv_head(void **state) {
+  (void)state;
+  NEED_GPU();
+  const perf_shape s = {1, 8, 128, 16, PKV_DTYPE_F16};
+  const int32_t len = 262144;
+  const perf_result r = against_null("one row of 256K, one KV head", &s, &len, 1, 1.0 / 0.85);
+  bound("multiprocessors over parts", (double)meter->info.multiprocessors / r.parts, 1.0);
+  verdict();
+}
+
+static void test_c06_many_rows_one_kv_head(void **state) {
+  (void)state;
+  NEED_GPU();
+  const perf_shape s = {1, 8, 128, 16, PKV_DTYPE_F16};
+  int32_t lens[64];
+  pkv_rng rng;
+  pkv_rng_init(&rng, 6);
+  for (int32_t rows = 32; rows <= 64; rows += 32) {
+    fill_lens(lens, rows, 32768);
+    (void)against_null("32K uniform, one KV head", &s, lens, rows, 1.0 / 0.85);
+    for (int32_t r = 0; r < rows; r++)
+      lens[r] = (int32_t)pkv_rng_range(&rng, 1000, 64536);
+    (void)against_null("32K ragged, one KV head", &s, lens, rows, 1.0 / 0.85);
+  }
+  verdict();
+}
+
+static void test_c07_no_spikes_over_batch_sizes(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t lengths[] = {512, 4096};
+  const perf_shape s = {8, 5, 128, 16, PKV_DTYPE_F16};
+  int32_t lens[64];
+  for (size_t i = 0; i < COUNT(lengths); i++) {
+    double before = 0.0, worst = 0.0;
+    int32_t at = 0;
+    fill_lens(lens, 64, lengths[i]);
+    for (int32_t rows = 1; rows <= 64; rows++) {
+      const double us = measure(&s, lens, rows).us;
+      /* the bytes grow by 1 / rows: what counts is the growth beyond them */
+      const double step = rows > 1 ? us / before / (rows > 8 ? 1.0 : (double)rows / (rows - 1)) : 0;
+      if (step > worst) {
+        worst = step;
+        at = rows;
+      }
+      before = us;
+    }
+    char name[64];
+    snprintf(name, sizeof name, "length %d: worst step, at %d rows", lengths[i], at);
+    bound(name, worst, 1.15);
+  }
+  verdict();
+}
+
+static void test_c20_room_for_more_rows(void **state) {
+  (void)state;
+  NEED_GPU();
+  int32_t lens[64] = {0};
+  lens[0] = 8192;
+  lens[1] = 2048;
+  const double two = measure(&usual, lens, 2).us;
+  bound("2 live rows of 64 over 2 of 2", measure(&usual, lens, 64).us / two, 1.10);
+  verdict();
+}
+
+static void test_c26_page_sizes(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t pages[] = {128, 64, 32, 1};
+  int32_t lens[32];
+  perf_shape s = usual;
+  fill_lens(lens, 32, 8192);
+  const double sixteen = measure(&s, lens, 32).us;
+  for (size_t i = 0; i < COUNT(pages); i++) {
+    char name[48];
+    s.page = pages[i];
+    const double us = measure(&s, lens, 32).us;
+    snprintf(name, sizeof name, "page %d, %.1f us, over page 16's", pages[i], us);
+    bound(name, us / sixteen, pages[i] == 1 ? 1.0 / 0.85 : 1.10);
+    snprintf(name, sizeof name, "page 16's over page %d's", pages[i]);
+    bound(name, sixteen / us, 1.0 / 0.9);
+  }
+  verdict();
+}
+
+static void test_c48_fp8_against_f16(void **state) {
+  (void)state;
+  NEED_GPU();
+  int32_t lens[4];
+  perf_shape s = usual;
+  fill_lens(lens, 4, 65536);
+  const double f16 = measure(&s, lens, 4).us;
+  s.kv = PKV_DTYPE_FP8_E4M3;
+  bound("64K: fp8 over f16", measure(&s, lens, 4).us / f16, 1.0 / 1.6);
+  verdict();
+}
+
+/* ------------------------------------------------------------------ graphs */
+
+#define CUDA(call)                                                                                 \
+  do {                                                                                             \
+    const cudaError_t cuda_error = (call);                                                         \
+    if (cuda_error != cudaSuccess) fail_msg("%s: %s", #call, cudaGetErrorString(cuda_error));      \
+  } while (0)
+
+static cudaGraphExec_t capture_step(perf_batch *b) {
+  cudaStream_t stream = meter->stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  OK(pkv_device_plan_build(b->plan, b->view.rows, b->seq_len, stream, err));
+  for (int32_t i = 0; i < b->layers; i++) {
+    pkv_attention_args args = b->args;
+    args.cache = &b->cache[i];
+    OK(pkv_device_attention(gpu, b->plan, &args, stream, err));
+  }
+  CUDA(cudaStreamEndCapture(stream, &graph));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  CUDA(cudaGraphDestroy(graph));
+  return exec;
+}
+
+static double time_graph(cudaGraphExec_t exec) {
+  cudaStream_t stream = meter->stream;
+  cudaEvent_t from, to;
+  double us[REPEATS];
+  CUDA(cudaEventCreate(&from));
+  CUDA(cudaEventCreate(&to));
+  for (int i = -WARMUPS; i < REPEATS; i++) {
+    float ms = 0.0f;
+    CUDA(cudaEventRecord(from, stream));
+    CUDA(cudaGraphLaunch(exec, stream));
+    CUDA(cudaEventRecord(to, stream));
+    CUDA(cudaStreamSynchronize(stream));
+    CUDA(cudaEventElapsedTime(&ms, from, to));
+    if (i >= 0) us[i] = (double)ms * 1e3;
+  }
+  CUDA(cudaEventDestroy(from));
+  CUDA(cudaEventDestroy(to));
+  return median(us);
+}
+
+/* 19: a graph captured with one token a row is as fast at 100K as one captured there. */
+static void test_c19_captured_short_replayed_long(void **state) {
+  (void)state;
+  NEED_GPU();
+  const int32_t longs[] = {100000, 50000, 1, 700}, ones[] = {1, 1, 1, 1};
+  perf_batch b;
+  batch_init(&b, &usual, longs, 4);
+  cudaGraphExec_t at_long = capture_step(&b);
+  CUDA(cudaMemcpy(b.seq_len, ones, sizeof ones, cudaMemcpyHostToDevice));
+  cudaGraphExec_t at_short = capture_step(&b);
+  (void)time_graph(at_short);
+  CUDA(cudaMemcpy(b.seq_len, longs, sizeof longs, cudaMemcpyHostToDevice));
+  bound("captured at 1, replayed at 100K, over captured there",
+        time_graph(at_short) / time_graph(at_long), 1.10);
+  CUDA(cudaGraphExecDestroy(at_short));
+  CUDA(cudaGraphExecDestroy(at_long));
+  batch_deinit(&b);
+  verdict();
+}
+
+/* ------------------------------------------------------------------ group */
+
+static int setup(void **state) {
+  pkv_error err = {0};
+  (void)state;
+  if (gpu_opt.fake || pkv_meter_create(&meter, &err) != PKV_OK) {
+    printf("no device: %s\n", err.text);
+    return gpu_opt.need_gpu ? -1 : 0;
+  }
+  gpu = meter->executor;
+  void *p = NULL;
+  if (pkv_device_alloc(&p, gpu, (size_t)POOL_BYTES, &err) != PKV_OK ||
+      meter->ops->set(meter, p, 0x38, (size_t)POOL_BYTES, &err) != PKV_OK) {
+    printf("%s\n", err.text);
+    return -1;
+  }
+  pool = p;
+  printf("  %s, %d multiprocessors\n", meter->info.device, meter->info.multiprocessors);
+  return 0;
+}
+
+static int teardown(void **state) {
+  (void)state;
+  pkv_device_free(gpu, pool);
+  pkv_meter_destroy(meter);
+  gpu = NULL;
+  meter = NULL;
+  return 0;
+}
+
+int gpu_suite_perf(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_c01_long_row_among_many),
+      cmocka_unit_test(test_c02_long_and_short_row),
+      cmocka_unit_test(test_c03_no_step_at_33_rows),
+      cmocka_unit_test(test_c04_one_row_from_16k),
+      cmocka_unit_test(test_c05_one_kv_head),
+      cmocka_unit_test(test_c06_many_rows_one_kv_head),
+      cmocka_unit_test(test_c07_no_spikes_over_batch_sizes),
+      cmocka_unit_test(test_c19_captured_short_replayed_long),
+      cmocka_unit_test(test_c20_room_for_more_rows),
+      cmocka_unit_test(test_c26_page_sizes),
+      cmocka_unit_test(test_c48_fp8_against_f16),
+  };
+  return cmocka_run_group_tests_name("perf", tests, setup, teardown);
+}
