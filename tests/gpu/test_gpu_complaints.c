@@ -163,7 +163,7 @@ static int32_t unowned_page(const attn_case *c) {
   return -1;
 }
 
-/* 12: a table with one page too many where the length is a multiple of the page; that page screams. */
+/* 12: one page too many in the table where the length is a multiple of the page, a loud one. */
 static void test_c12_one_page_too_many(void **state) {
   (void)state;
   NEED_GPU();
@@ -269,7 +269,7 @@ static void test_c24_group_of_7_large_scores(void **state) {
   attn_case_deinit(&c);
 }
 
-/* 27: room for a batch of 512 rows with 32 heads on 2 of 256 follows from the parts, not the rows. */
+/* 27: room for 512 rows of 32 heads on 2, head_dim 256, follows from the parts, not the rows. */
 static void test_c27_workspace_of_a_large_batch(void **state) {
   (void)state;
   NEED_GPU();
