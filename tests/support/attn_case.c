@@ -92,6 +92,7 @@ static void make_table(attn_case *c, pkv_rng *rng) {
     used += need;
     if (need + 2 > c->max_pages) c->max_pages = need + 2;
   }
+  if (s->pages) used = s->page_count;
   const int64_t pages = used + used / 4 + 3;
   make_cache(c, pages);
   c->table_stride = c->max_pages + 1;
@@ -112,7 +113,8 @@ static void make_table(attn_case *c, pkv_rng *rng) {
   for (int32_t r = 0; r < s->rows; r++) {
     const int32_t need = (s->seq_len[r] + s->page_tokens - 1) / s->page_tokens;
     for (int32_t i = 0; i < need; i++)
-      c->table[r * c->table_stride + i] = order[next++];
+      c->table[r * c->table_stride + i] =
+          order[s->pages ? s->pages[(int64_t)r * s->pages_stride + i] : next++];
   }
   free(order);
 }
@@ -411,8 +413,16 @@ void attn_plan_init(attn_plan *p, const attn_case *c, const pkv_plan_options *op
   if (p->status != PKV_OK) return;
   p->memory = take(bytes);
   p->memory_bytes = bytes;
-  p->status = pkv_plan_build(&p->plan, p->memory, bytes, &shape, options, c->spec.rows,
-                             c->spec.seq_len, &err);
+  pkv_sharing sharing = PKV_SHARING_INIT;
+  sharing.block_table = c->table;
+  sharing.block_table_stride = c->table_stride;
+  sharing.max_pages = c->max_pages;
+  if (options->route == PKV_ROUTE_SHARED)
+    p->status = pkv_plan_build_shared(&p->plan, p->memory, bytes, &shape, options, c->spec.rows,
+                                      c->spec.seq_len, &sharing, &err);
+  else
+    p->status = pkv_plan_build(&p->plan, p->memory, bytes, &shape, options, c->spec.rows,
+                               c->spec.seq_len, &err);
   if (p->status != PKV_OK) fail_msg("plan: %s", err.text);
   pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
   assert_int_equal(pkv_plan_get_stats(&stats, p->plan, c->spec.kv_dtype, NULL), PKV_OK);

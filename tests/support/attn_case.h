@@ -47,6 +47,10 @@ typedef struct attn_spec {
   double operand_u;
   int32_t needle;         /* token position of a huge score in every row; -1 = none */
   const int32_t *seq_len; /* [rows] */
+  /* Which pages the rows have, [rows, pages_stride] of ids below page_count, the same id in several
+     rows being one page; NULL: each row its own. Ids are mapped to random ones. */
+  const int32_t *pages;
+  int32_t pages_stride, page_count;
 } attn_spec;
 
 typedef struct attn_case {
@@ -83,7 +87,7 @@ pkv_shape attn_case_shape(const attn_case *c);
 pkv_attention_args attn_case_args(attn_case *c, const pkv_plan *plan);
 
 /* A plan and its workspace in exactly the memory that the plan says it needs; NULL plan:
- * refused. */
+ * refused. Route shared: from the case's table. */
 typedef struct attn_plan {
   void *memory, *workspace;
   size_t memory_bytes, workspace_bytes;
