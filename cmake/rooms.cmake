@@ -18,20 +18,20 @@ endfunction()
 
 # One file an instruction set: only files so named get its flags, everything else is built for the
 # baseline. On other processors such a file compiles to nothing.
-function(pkv_isa_flags)
+function(pkv_isa_flags target)
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     return()
   endif()
   foreach(source ${ARGN})
     if(source MATCHES "_avx2\\.c$")
-      set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
         "-mavx2;-mfma;-mf16c;-ffp-contract=off")
     elseif(source MATCHES "_avx512\\.c$")
-      set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
         "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-ffp-contract=off")
     elseif(source MATCHES "_avx512vnni\\.c$")
       set(flags "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni")
-      set_source_files_properties(${source} TARGET_DIRECTORY pkv PROPERTIES COMPILE_OPTIONS
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
         "${flags};-ffp-contract=off")
     endif()
   endforeach()
@@ -46,7 +46,7 @@ function(pkv_rooms name)
   endif()
   add_library(${name} STATIC ${sources})
   if(name STREQUAL "pkv")
-    pkv_isa_flags(${sources})
+    pkv_isa_flags(pkv ${sources})
   endif()
   target_include_directories(${name}
     PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
@@ -98,6 +98,7 @@ function(pkv_command target)
   pkv_room_sources(sources ${ARGN})
   if(sources)
     add_executable(${target} ${sources})
+    pkv_isa_flags(${target} ${sources})
     set_target_properties(${target} PROPERTIES OUTPUT_NAME pkv)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
     target_link_libraries(${target} PRIVATE pkv_flags pkv_engine pkv PkgConfig::JANSSON)

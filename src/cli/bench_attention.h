@@ -12,13 +12,13 @@
 /* --layout: the pool's layouts, and K and V halves of one page. */
 enum { BENCH_HND, BENCH_NHD, BENCH_INTERLEAVED };
 /* --route beyond pkv_route: work items merged by the last arriver. */
-enum { BENCH_ROUTE_ALL, BENCH_WORKQUEUE_FUSED = PKV_ROUTE_BALANCED + 1 };
+enum { BENCH_ROUTE_ALL, BENCH_WORKQUEUE_FUSED = PKV_ROUTE_SHARED + 1 };
 
 typedef struct bench_options {
   const char *cells, *anchors, *lengths, *trace_file, *only, *threads, *csv, *commit;
   int32_t device, route, dtype, layout, isa;
   int32_t query_heads, kv_heads, head_dim, page_tokens, q_len, window;
-  int32_t parts, splits, bucket, segment_cost, invariant, rows_permuted;
+  int32_t parts, splits, bucket, segment_cost, invariant, chained, rows_permuted;
   int32_t steps, repeats, active, memory_mib, check_tokens, needles, graphs;
   int32_t huge, best, cpu_time, json;
   int64_t seed;

@@ -18,8 +18,8 @@ static bool good_name(const char *name) {
          strspn(name, "-") == 0;
 }
 
-/* Room for one more cell, zeroed; its lengths are [rows]. */
-static pkv_status add(bench_listed **out, bench_cell_list *list, const char *name, int32_t rows,
+/* Room for one more cell of `count` rows, zeroed. */
+static pkv_status add(bench_listed **out, bench_cell_list *list, const char *name, int32_t count,
                       pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   PKV_CHECK(err, list->count < MOST_CELLS, PKV_E_LIMIT, "more than %d cells", MOST_CELLS);
@@ -36,9 +36,9 @@ static pkv_status add(bench_listed **out, bench_cell_list *list, const char *nam
   }
   bench_listed *cell = &list->cells[list->count];
   memset(cell, 0, sizeof *cell);
-  cell->lengths = pkv_alloc_zeroed(&a, (size_t)rows, sizeof(int32_t));
-  PKV_CHECK(err, cell->lengths, PKV_E_NOMEM, "no memory for %d rows", rows);
-  cell->rows = rows;
+  cell->rows = pkv_alloc_zeroed(&a, (size_t)count, sizeof(bench_row));
+  PKV_CHECK(err, cell->rows, PKV_E_NOMEM, "no memory for %d rows", count);
+  cell->count = count;
   (void)snprintf(cell->name, sizeof cell->name, "%s", name);
   list->count++;
   *out = cell;
@@ -47,10 +47,10 @@ static pkv_status add(bench_listed **out, bench_cell_list *list, const char *nam
 
 /* One line without its end, cut into words in place. */
 static pkv_status text_line(bench_cell_list *list, char *line, const char *path, int64_t number,
-                            int32_t *lengths, pkv_error *err) {
+                            bench_row *rows, pkv_error *err) {
   static const char blanks[] = " \t\r";
   const char *name = NULL;
-  int32_t rows = 0;
+  int32_t count = 0;
   for (char *at = line + strspn(line, blanks); *at != '\0';) {
     char *const word = at;
     at += strcspn(at, blanks);
@@ -63,26 +63,24 @@ static pkv_status text_line(bench_cell_list *list, char *line, const char *path,
                 path, (long long)number, name);
       continue;
     }
-    int64_t length;
-    PKV_CHECK(err, pkv_parse_i64(&length, word, 0, BENCH_MAX_LENGTH), PKV_E_FORMAT,
-              "%s, line %lld: '%.40s' is no length from 0 to %d", path, (long long)number, word,
-              BENCH_MAX_LENGTH);
-    PKV_CHECK(err, rows < BENCH_MAX_ROWS, PKV_E_LIMIT, "%s, line %lld: more than %d rows", path,
-              (long long)number, BENCH_MAX_ROWS);
-    lengths[rows++] = (int32_t)length;
+    pkv_error bad = {PKV_OK, NULL, {0}};
+    const pkv_status status = bench_rows_word(rows, &count, word, &bad);
+    if (status == PKV_OK) continue;
+    return PKV_FAIL(err, status == PKV_E_LIMIT ? status : PKV_E_FORMAT, "%s, line %lld: %s", path,
+                    (long long)number, bad.text);
   }
   if (name == NULL) return PKV_OK;
-  PKV_CHECK(err, rows > 0, PKV_E_FORMAT, "%s, line %lld: cell %s has no lengths", path,
+  PKV_CHECK(err, count > 0, PKV_E_FORMAT, "%s, line %lld: cell %s has no lengths", path,
             (long long)number, name);
   bench_listed *cell;
-  PKV_TRY(add(&cell, list, name, rows, err));
-  memcpy(cell->lengths, lengths, (size_t)rows * sizeof *lengths);
+  PKV_TRY(add(&cell, list, name, count, err));
+  memcpy(cell->rows, rows, (size_t)count * sizeof *rows);
   return PKV_OK;
 }
 
 pkv_status bench_cell_list_text(bench_cell_list *list, const char *path, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
-  int32_t lengths[BENCH_MAX_ROWS];
+  bench_row rows[BENCH_MAX_ROWS];
   pkv_buffer text;
   pkv_buffer_init(&text, FILE_BYTES, &a);
   pkv_status status = pkv_buffer_read_file(&text, path, err);
@@ -92,7 +90,7 @@ pkv_status bench_cell_list_text(bench_cell_list *list, const char *path, pkv_err
   for (int64_t number = 1; status == PKV_OK && at != NULL; number++) {
     char *const end = strchr(at, '\n');
     if (end != NULL) *end = '\0';
-    status = text_line(list, at, path, number, lengths, err);
+    status = text_line(list, at, path, number, rows, err);
     at = end != NULL ? end + 1 : NULL;
   }
   pkv_buffer_deinit(&text);
@@ -101,13 +99,13 @@ pkv_status bench_cell_list_text(bench_cell_list *list, const char *path, pkv_err
 
 static pkv_status anchor_lengths(bench_listed *cell, const json_t *lens, const char *path,
                                  pkv_error *err) {
-  for (int32_t row = 0; row < cell->rows; row++) {
+  for (int32_t row = 0; row < cell->count; row++) {
     const json_t *value = json_array_get(lens, (size_t)row);
     const json_int_t length = json_integer_value(value);
     PKV_CHECK(err, json_is_integer(value) && length >= 0 && length <= BENCH_MAX_LENGTH,
               PKV_E_FORMAT, "%s: cell %s: length %d is not a whole number from 0 to %d", path,
               cell->name, row, BENCH_MAX_LENGTH);
-    cell->lengths[row] = (int32_t)length;
+    cell->rows[row] = (bench_row){(int32_t)length, row, 0, row, 0};
   }
   return PKV_OK;
 }
@@ -196,7 +194,7 @@ bool bench_among(const char *words, const char *name) {
 void bench_cell_list_free(bench_cell_list *list) {
   const pkv_allocator a = pkv_allocator_default();
   for (int32_t i = 0; i < list->count; i++)
-    pkv_free(&a, list->cells[i].lengths, (size_t)list->cells[i].rows * sizeof(int32_t));
+    pkv_free(&a, list->cells[i].rows, (size_t)list->cells[i].count * sizeof(bench_row));
   pkv_free(&a, list->cells, (size_t)list->capacity * sizeof *list->cells);
   memset(list, 0, sizeof *list);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Cells of `pkv bench attention` from files: exact row lengths under a name.
- *   text   one cell a line: NAME LENGTH LENGTH ...; blank lines and lines from '#' on are skipped
+ * Cells of `pkv bench attention` from files: rows under a name.
+ *   text   one cell a line: NAME WORD WORD ..., words as in bench_rows.h; blank lines and lines
+ *          from '#' on are skipped
  *   JSON   {"cells": {NAME: {"lens": [LENGTH, ...], PEER: {"gpu_us": MICROSECONDS, ...}, ...}}}:
  *          what others were measured at; cells without "lens" are skipped
  */
@@ -11,17 +12,16 @@
 #include <stdbool.h>
 
 #include "base/alloc.h"
+#include "cli/bench_rows.h"
 
-#define BENCH_MAX_ROWS   4096
-#define BENCH_MAX_LENGTH (1 << 24)
 #define BENCH_NAME_BYTES 48
 #define BENCH_PEER_BYTES 768
 
 typedef struct bench_listed {
   char name[BENCH_NAME_BYTES];
   char peers[BENCH_PEER_BYTES]; /* "anchor:PEER=MICROSECONDS;...", of another run; or "" */
-  int32_t rows;
-  int32_t *lengths; /* [rows] */
+  int32_t count;
+  bench_row *rows; /* [count] */
 } bench_listed;
 
 typedef struct bench_cell_list {

@@ -8,9 +8,6 @@
 #include "base/text.h"
 #include "pkv/trace.h"
 
-#define MAX_ROWS   BENCH_MAX_ROWS
-#define MAX_LENGTH BENCH_MAX_LENGTH
-
 typedef struct builtin {
   const char *name;
   const char *lengths; /* fixed lengths, or NULL: a trace */
@@ -36,6 +33,9 @@ static const builtin table[] = {
     {"b8_zipf", NULL, PKV_TRACE_ZIPF, 8, 48, true},
     {"b8_bucketed", NULL, PKV_TRACE_BUCKETED, 8, 48, false},
     {"b8_homogeneous", NULL, PKV_TRACE_HOMOGENEOUS, 8, 48, false},
+    {"shared_64x8k", "1x64x8192+512", PKV_TRACE_BUCKETED, 0, 0, false},
+    {"shared_8x32x2k", "8x32x2048+128", PKV_TRACE_BUCKETED, 0, 0, false},
+    {"shared_tree", "1024/8x8x1024+256", PKV_TRACE_BUCKETED, 0, 0, false},
 };
 #define BUILTINS ((int32_t)(sizeof table / sizeof *table))
 
@@ -65,39 +65,30 @@ static const builtin *named(const bench_cell_options *o, int32_t index, const ch
   return NULL;
 }
 
-/* "1024,4096x3" into lengths[MAX_ROWS]. */
-static pkv_status parse_lengths(int32_t *lengths, int32_t *rows, const char *text, pkv_error *err) {
-  *rows = 0;
+/* Words with commas between them into rows[BENCH_MAX_ROWS]. */
+static pkv_status parse_rows(bench_row *rows, int32_t *count, const char *text, pkv_error *err) {
+  *count = 0;
   for (const char *at = text; *at != '\0';) {
-    char word[32];
+    char word[64];
     const size_t size = strcspn(at, ",");
-    int64_t length = 0, times = 1;
     PKV_CHECK(err, size > 0 && size < sizeof word, PKV_E_INVALID,
               "lengths '%s': a length like 4096 or 4096x3 expected at '%s'", text, at);
     memcpy(word, at, size);
     word[size] = '\0';
-    char *x = strchr(word, 'x');
-    if (x != NULL) *x = '\0';
-    PKV_CHECK(err,
-              pkv_parse_i64(&length, word, 0, MAX_LENGTH) &&
-                  (x == NULL || pkv_parse_i64(&times, x + 1, 1, MAX_ROWS)),
-              PKV_E_INVALID, "lengths '%s': '%.*s' is not 0..%d, or that times x 1..%d", text,
-              (int)size, at, MAX_LENGTH, MAX_ROWS);
-    PKV_CHECK(err, *rows + times <= MAX_ROWS, PKV_E_LIMIT, "lengths: more than %d rows", MAX_ROWS);
-    for (int64_t i = 0; i < times; i++)
-      lengths[(*rows)++] = (int32_t)length;
+    PKV_TRY(bench_rows_word(rows, count, word, err));
     at += size + (at[size] == ',');
   }
-  PKV_CHECK(err, *rows > 0, PKV_E_INVALID, "lengths is empty");
+  PKV_CHECK(err, *count > 0, PKV_E_INVALID, "lengths is empty");
   return PKV_OK;
 }
 
 /* Cells before --only: built-in ones, then those of files, --lengths, --trace. */
 static pkv_status count_all(int32_t *count, const bench_cell_options *options, pkv_error *err) {
   const char *bad;
-  int32_t lengths[MAX_ROWS], rows;
+  bench_row rows[BENCH_MAX_ROWS];
+  int32_t many;
   *count = 0;
-  if (options->lengths != NULL) PKV_TRY(parse_lengths(lengths, &rows, options->lengths, err));
+  if (options->lengths != NULL) PKV_TRY(parse_rows(rows, &many, options->lengths, err));
   while (named(options, *count, &bad) != NULL)
     (*count)++;
   PKV_CHECK(err, bad == NULL, PKV_E_INVALID, "'%.*s' is no cell; there are " BENCH_CELL_NAMES,
@@ -140,21 +131,20 @@ pkv_status bench_cell_count(int32_t *count, const bench_cell_options *options, p
   return PKV_OK;
 }
 
-static pkv_status batch_alloc(bench_batch *b, const int32_t *lengths, int32_t rows,
-                              int32_t page_tokens, pkv_error *err) {
+static int32_t pages_of(int32_t tokens, int32_t page_tokens) {
+  return (tokens + page_tokens - 1) / page_tokens;
+}
+
+static pkv_status batch_alloc(bench_batch *b, int32_t rows, int32_t longest, int32_t page_tokens,
+                              pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   b->rows = rows;
-  b->max_pages = 1;
-  for (int32_t row = 0; row < rows; row++) {
-    const int32_t pages = (lengths[row] + page_tokens - 1) / page_tokens;
-    if (pages > b->max_pages) b->max_pages = pages;
-    b->pages += pages;
-    b->tokens += lengths[row];
-  }
+  b->max_pages = longest > 0 ? pages_of(longest, page_tokens) : 1;
   b->lengths = pkv_alloc_zeroed(&a, (size_t)rows, sizeof(int32_t));
+  b->borrowed = pkv_alloc_zeroed(&a, (size_t)rows, sizeof(int32_t));
   b->ids = pkv_alloc_zeroed(&a, (size_t)rows * (size_t)b->max_pages, sizeof(int32_t));
-  PKV_CHECK(err, b->lengths && b->ids, PKV_E_NOMEM, "no memory for a batch of %d rows", rows);
-  memcpy(b->lengths, lengths, (size_t)rows * sizeof *lengths);
+  PKV_CHECK(err, b->lengths && b->borrowed && b->ids, PKV_E_NOMEM,
+            "no memory for a batch of %d rows", rows);
   memset(b->ids, 0xff, (size_t)rows * (size_t)b->max_pages * sizeof(int32_t));
   return PKV_OK;
 }
@@ -168,10 +158,13 @@ static pkv_status permute_rows(bench_batch *b, uint64_t seed, pkv_error *err) {
   pkv_rng rng;
   pkv_rng_init(&rng, seed + 7);
   for (int32_t i = b->rows - 1; i > 0; i--) {
-    const int32_t j = (int32_t)pkv_rng_below(&rng, (uint64_t)i + 1), length = b->lengths[i];
+    const int32_t j = (int32_t)pkv_rng_below(&rng, (uint64_t)i + 1);
+    const int32_t length = b->lengths[i], borrowed = b->borrowed[i];
     int32_t *const x = b->ids + (size_t)i * width, *const y = b->ids + (size_t)j * width;
     b->lengths[i] = b->lengths[j];
     b->lengths[j] = length;
+    b->borrowed[i] = b->borrowed[j];
+    b->borrowed[j] = borrowed;
     memcpy(row, x, width * sizeof *row);
     memmove(x, y, width * sizeof *row);
     memcpy(y, row, width * sizeof *row);
@@ -180,15 +173,40 @@ static pkv_status permute_rows(bench_batch *b, uint64_t seed, pkv_error *err) {
   return PKV_OK;
 }
 
+/* Page p of the row is that of an earlier row: which one; or -1. */
+static int32_t lender(const bench_row *row, int32_t r, int32_t p, int32_t page_tokens) {
+  if (p < row->root_tokens / page_tokens) return row->root_row < r ? row->root_row : -1;
+  if (p < row->group_tokens / page_tokens) return row->group_row < r ? row->group_row : -1;
+  return -1;
+}
+
+/* Lengths and pages 0, 1, 2, ... row by row, shared ones as they are with the row that has them. */
+static void fill_batch(bench_batch *b, const bench_row *rows, int32_t page_tokens) {
+  for (int32_t r = 0; r < b->rows; r++) {
+    int32_t *const ids = b->ids + (int64_t)r * b->max_pages;
+    b->lengths[r] = rows[r].length;
+    b->tokens += rows[r].length;
+    for (int32_t p = 0; p < pages_of(rows[r].length, page_tokens); p++) {
+      const int32_t from = lender(&rows[r], r, p, page_tokens);
+      if (from >= 0) b->borrowed[r] = p + 1;
+      ids[p] = from >= 0 ? b->ids[(int64_t)from * b->max_pages + p] : (int32_t)b->pages++;
+    }
+  }
+}
+
 /* A cell of one batch; its pages are a random permutation. */
-static pkv_status make_fixed(bench_cell *out, const bench_cell_options *o, const int32_t *lengths,
-                             int32_t rows, pkv_error *err) {
+static pkv_status make_fixed(bench_cell *out, const bench_cell_options *o, const bench_row *rows,
+                             int32_t count, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
+  int32_t longest = 0;
+  for (int32_t r = 0; r < count; r++)
+    if (rows[r].length > longest) longest = rows[r].length;
   out->batches = pkv_alloc_zeroed(&a, 1, sizeof *out->batches);
   PKV_CHECK(err, out->batches, PKV_E_NOMEM, "no memory for a cell");
   out->count = out->capacity = 1;
   bench_batch *b = out->batches;
-  PKV_TRY(batch_alloc(b, lengths, rows, o->page_tokens, err));
+  PKV_TRY(batch_alloc(b, count, longest, o->page_tokens, err));
+  fill_batch(b, rows, o->page_tokens);
   int32_t *order = pkv_alloc_zeroed(&a, (size_t)b->pages + 1, sizeof *order);
   PKV_CHECK(err, order, PKV_E_NOMEM, "no memory for %lld pages", (long long)b->pages);
   pkv_rng rng;
@@ -198,10 +216,8 @@ static pkv_status make_fixed(bench_cell *out, const bench_cell_options *o, const
     order[i] = order[j];
     order[j] = (int32_t)i;
   }
-  int64_t next = 0;
-  for (int32_t row = 0; row < rows; row++)
-    for (int32_t p = 0; p < (lengths[row] + o->page_tokens - 1) / o->page_tokens; p++)
-      b->ids[(int64_t)row * b->max_pages + p] = order[next++];
+  for (int64_t i = 0; i < (int64_t)b->rows * b->max_pages; i++)
+    if (b->ids[i] >= 0) b->ids[i] = order[b->ids[i]];
   pkv_free(&a, order, ((size_t)b->pages + 1) * sizeof *order);
   return o->rows_permuted ? permute_rows(b, o->seed, err) : PKV_OK;
 }
@@ -214,13 +230,21 @@ static pkv_status make_step(bench_batch *b, const pkv_trace *trace, int32_t step
   const pkv_allocator a = pkv_allocator_default();
   const int64_t all = pkv_trace_pages(trace);
   const int32_t rows = pkv_trace_step(request, lengths, trace, step);
-  PKV_TRY(batch_alloc(b, lengths, rows, page_tokens, err));
+  int32_t longest = 0;
+  for (int32_t row = 0; row < rows; row++)
+    if (lengths[row] > longest) longest = lengths[row];
+  PKV_TRY(batch_alloc(b, rows, longest, page_tokens, err));
+  for (int32_t row = 0; row < rows; row++) {
+    b->lengths[row] = lengths[row];
+    b->tokens += lengths[row];
+    b->pages += pages_of(lengths[row], page_tokens);
+  }
   int32_t *rank = pkv_alloc_zeroed(&a, (size_t)all + 1, sizeof *rank);
   PKV_CHECK(err, rank, PKV_E_NOMEM, "no memory for %lld pages", (long long)all);
   for (int pass = 0; pass < 2; pass++) {
     for (int32_t row = 0; row < rows; row++) {
       const int32_t *ids = pkv_trace_table(trace, request[row]);
-      for (int32_t p = 0; p < (lengths[row] + page_tokens - 1) / page_tokens; p++) {
+      for (int32_t p = 0; p < pages_of(lengths[row], page_tokens); p++) {
         if (pass == 0)
           rank[ids[p]] = 1;
         else
@@ -281,7 +305,8 @@ static pkv_status make_trace(bench_cell *out, const bench_cell_options *o, const
 
 pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, int32_t index,
                            pkv_error *err) {
-  int32_t lengths[MAX_ROWS], rows, count;
+  bench_row rows[BENCH_MAX_ROWS];
+  int32_t many, count;
   const builtin *cell;
   const bench_listed *listed;
   const char *name;
@@ -295,13 +320,13 @@ pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, i
   (void)snprintf(out->name, sizeof out->name, "%s", name);
   if (listed != NULL) {
     (void)snprintf(out->peers, sizeof out->peers, "%s", listed->peers);
-    return make_fixed(out, options, listed->lengths, listed->rows, err);
+    return make_fixed(out, options, listed->rows, listed->count, err);
   }
   const char *text = cell != NULL ? cell->lengths : options->lengths;
   const bool traced = cell == NULL && options->trace_file != NULL && at == count - 1;
   if (traced || text == NULL) return make_trace(out, options, cell, err);
-  PKV_TRY(parse_lengths(lengths, &rows, text, err));
-  return make_fixed(out, options, lengths, rows, err);
+  PKV_TRY(parse_rows(rows, &many, text, err));
+  return make_fixed(out, options, rows, many, err);
 }
 
 void bench_cell_free(bench_cell *cell) {
@@ -309,6 +334,7 @@ void bench_cell_free(bench_cell *cell) {
   for (int32_t i = 0; i < cell->count; i++) {
     bench_batch *b = &cell->batches[i];
     pkv_free(&a, b->lengths, (size_t)b->rows * sizeof(int32_t));
+    pkv_free(&a, b->borrowed, (size_t)b->rows * sizeof(int32_t));
     pkv_free(&a, b->ids, (size_t)b->rows * (size_t)b->max_pages * sizeof(int32_t));
   }
   pkv_free(&a, cell->batches, (size_t)cell->capacity * sizeof *cell->batches);
@@ -320,4 +346,11 @@ int64_t bench_cell_pages(const bench_cell *cell) {
   for (int32_t i = 0; i < cell->count; i++)
     if (cell->batches[i].pages > most) most = cell->batches[i].pages;
   return most;
+}
+
+bool bench_cell_shares(const bench_cell *cell) {
+  for (int32_t i = 0; i < cell->count; i++)
+    for (int32_t row = 0; row < cell->batches[i].rows; row++)
+      if (cell->batches[i].borrowed[row] > 0) return true;
+  return false;
 }

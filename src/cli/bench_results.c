@@ -74,6 +74,20 @@ void bench_table_row(const bench_result *r) {
   (void)fflush(stdout);
 }
 
+void bench_table_sharing(const bench_result *r) {
+  (void)printf(
+      "  %.1f shared prefixes, read once: %.1f of %.1f MiB (%.2f times less), tiles %.0f %% "
+      "full",
+      r->nodes, r->kv_bytes / 1048576, r->total_bytes / 1048576, ratio(r->total_bytes, r->kv_bytes),
+      100 * r->tile_fill);
+  if (r->balanced_us > 0)
+    (void)printf("; %.2f times as fast as balanced", ratio(r->balanced_us, r->attend_us));
+  if (r->fma_us > 0)
+    (void)printf("; %.1f %% of the FMA rate", 100 * ratio(r->fma_us, r->attend_us));
+  (void)printf("\n");
+  (void)fflush(stdout);
+}
+
 void bench_device_head(const bench_run *run) {
   (void)printf("%s, driver %s, %s\nmicroseconds a layer; step: plan and 32 layers\n", run->device,
                run->driver, run->setup);
@@ -120,6 +134,9 @@ json_t *bench_json_row(const bench_result *r) {
                 {"launches", r->launches},
                 {"tasks", r->tasks},
                 {"kv_bytes", r->kv_bytes},
+                {"total_bytes", r->total_bytes},
+                {"nodes", r->nodes},
+                {"tile_fill", r->tile_fill},
                 {"padded_bytes", r->padded_bytes},
                 {"state_bytes", r->state_bytes},
                 {"attend_us", r->attend_us},
@@ -132,7 +149,10 @@ json_t *bench_json_row(const bench_result *r) {
   const struct {
     const char *name;
     double value;
-  } cpu[] = {{"plain_us", r->plain_us}, {"percent_plain", 100 * ratio(r->plain_us, r->attend_us)}},
+  } cpu[] = {{"plain_us", r->plain_us},
+             {"percent_plain", 100 * ratio(r->plain_us, r->attend_us)},
+             {"percent_fma", r->fma_us > 0 ? 100 * ratio(r->fma_us, r->attend_us) : -1},
+             {"speedup", r->balanced_us > 0 ? ratio(r->balanced_us, r->attend_us) : -1}},
     device[] = {{"floor_us", r->floor_us},   {"wait_us", r->wait_us}, {"event_us", r->event_us},
                 {"launch_us", r->launch_us}, {"step_us", r->step_us}, {"ctas_sm", r->ctas_sm}};
   json_t *row = json_pack("{s:s, s:s}", "cell", r->cell, "route", r->route);
@@ -192,10 +212,12 @@ bool bench_csv_row(FILE *file, const bench_run *run, const bench_result *r) {
   (void)fprintf(file, "%.0f,", r->kv_bytes);
   csv_time(file, cpu ? r->null_us : r->floor_us);
   if (r->error >= 0) (void)fprintf(file, "%.3g", r->error);
-  if (cpu)
-    (void)fprintf(file, ",plain_read_us=%.2f,", r->plain_us);
-  else
+  if (!cpu)
     (void)fprintf(file, ",%s,", r->peers);
+  else if (r->fma_us > 0)
+    (void)fprintf(file, ",plain_read_us=%.2f;fma_us=%.2f,", r->plain_us, r->fma_us);
+  else
+    (void)fprintf(file, ",plain_read_us=%.2f,", r->plain_us);
   csv_time(file, r->null_us);
   csv_time(file, cpu ? -1 : r->wait_us);
   csv_time(file, cpu ? -1 : r->event_us);

@@ -25,8 +25,12 @@ typedef struct bench_result {
   double step_us; /* plan and 32 layers */
   double ctas_sm; /* blocks of the decode launches over multiprocessors */
   double kv_bytes, padded_bytes, state_bytes;
-  double error;   /* < 0 = not checked */
-  pkv_buffer raw; /* "NAME=US US ...;NAME=...": every repetition, step by step */
+  /* of route shared: kv_bytes if every row read its own, nodes, query rows of 128 in their tiles */
+  double total_bytes, nodes, tile_fill;
+  double fma_us;      /* CPU: the arithmetic alone at the rate measured; 0 = not measured */
+  double balanced_us; /* CPU: route balanced in the same run; 0 = not measured */
+  double error;       /* < 0 = not checked */
+  pkv_buffer raw;     /* "NAME=US US ...;NAME=...": every repetition, step by step */
 } bench_result;
 
 /* What all rows of a run share. */
@@ -46,6 +50,8 @@ pkv_status bench_result_raw(bench_result *r, const char *name, const double *us,
 
 void bench_table_head(const bench_run *run);
 void bench_table_row(const bench_result *r);
+/* A line about what rows share, below the row of route shared. */
+void bench_table_sharing(const bench_result *r);
 void bench_device_head(const bench_run *run);
 void bench_device_row(const bench_result *r);
 json_t *bench_json_row(const bench_result *r);
@@ -60,8 +66,10 @@ pkv_status bench_csv_open(FILE **out, const char *path, const char *command, pkv
  * commit, device, driver, cell, route, gpu_us, plan_us, wall_us, bytes, floor_us, error, peers,
  * then null_us, wait_us, event_us, launch_us, step_us, rows, launches, ctas_sm, state_bytes,
  * padded_bytes, gb_s, setup, raw. A field that was not measured is empty. On the CPU gpu_us is the
- * time of pkv_attention_run, floor_us the null read, peers the plain read, and the cell's name
- * holds the setup. peers: "NAME=US;NAME=US", with "anchor:" before figures of another run.
+ * time of pkv_attention_run, floor_us the null read, peers the plain read (and fma_us, the
+ * arithmetic alone at the rate measured in the run), and the cell's name holds the setup. bytes is
+ * what the route has to read: with route shared, what rows share once. peers: "NAME=US;NAME=US",
+ * with "anchor:" before figures of another run.
  * bench/results/README.md says it for readers. False when the file cannot be written.
  */
 bool bench_csv_row(FILE *file, const bench_run *run, const bench_result *r);

@@ -103,8 +103,11 @@ static int64_t first_token(const bench_store *store, int32_t length) {
 
 int64_t bench_store_bytes(const bench_store *store, const bench_batch *batch) {
   int64_t tokens = 0;
-  for (int32_t row = 0; row < batch->rows; row++)
-    tokens += batch->lengths[row] - first_token(store, batch->lengths[row]);
+  for (int32_t row = 0; row < batch->rows; row++) {
+    const int64_t seen = first_token(store, batch->lengths[row]);
+    const int64_t borrowed = (int64_t)batch->borrowed[row] * store->cache.page_tokens;
+    tokens += batch->lengths[row] - (seen > borrowed ? seen : borrowed);
+  }
   return tokens * 2 * store->cache.kv_heads * store->cache.head_dim *
          (int64_t)pkv_dtype_bytes(store->cache.dtype);
 }
@@ -161,7 +164,8 @@ static void null_task(void *ctx, int64_t item, int32_t worker) {
   const int32_t *ids = job->ids + row * job->batch->max_pages;
   const size_t page_bytes = (size_t)c->k_page_stride * pkv_dtype_bytes(c->dtype);
   /* a window starts with a whole page: less than a page more than attention has to read */
-  const int64_t first = first_token(job->store, (int32_t)length) / c->page_tokens;
+  const int64_t seen = first_token(job->store, (int32_t)length) / c->page_tokens;
+  const int64_t borrowed = job->batch->borrowed[row], first = seen > borrowed ? seen : borrowed;
   int64_t page = item % job->tasks_a_row * TASK_PAGES, end = page + TASK_PAGES;
   const int64_t pages = (length + c->page_tokens - 1) / c->page_tokens;
   uint64_t sum = 0;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The cache that `pkv bench attention` reads, and the two reads that attention is measured against:
- *   null read   the same pages through the same block table, each page as a whole (all its heads)
- *               and the next one prefetched, by as many threads, with a checksum as the only work:
- *               the fastest way through these pages that we know, whatever order attention takes
+ *   null read   the same pages through the same block table, those that rows share once, each page
+ *               as a whole (all its heads) and the next one prefetched, by as many threads, with a
+ *               checksum as the only work: the fastest way through these pages that we know,
+ *               whatever order attention takes
  *   plain read  as many bytes of the same storage from front to back
  * Batches move through the storage: what is read now was last read a gigabyte ago, so caches are
  * cold.
@@ -32,7 +33,7 @@ void bench_store_deinit(bench_store *store);
 /* The block table [rows, max_pages] of the batch where it lies now; then moves on. */
 void bench_store_place(int32_t *ids, bench_store *store, const bench_batch *batch);
 
-/* Bytes of K and V that some query of the batch sees. */
+/* Bytes of K and V that some query of the batch sees, each once. */
 int64_t bench_store_bytes(const bench_store *store, const bench_batch *batch);
 
 /* Both return a checksum, which depends on what was read only. */

@@ -22,19 +22,21 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "cli/bench_attention.h"
+#include "cli/bench_fma.h"
 #include "cli/bench_store.h"
 
 #define MAX_REPEATS  BENCH_MAX_REPEATS
 #define MAX_THREADS  8    /* different thread counts in one run */
 #define MOST_CHECKED 1e-4 /* float sums against double ones, relative to the largest output */
-#define ROUTES       5
+#define ROUTES       6
 #define COLD_BYTES   (INT64_C(1) << 30) /* read in between before a page is read again */
 
 #define CPU_REPEATS 5
 #define CPU_MIB     4096
 
-static const char *const route_choices[] = {"all",       "bucket_exact", "bucket_padded",   "split",
-                                            "workqueue", "balanced",     "workqueue_fused", NULL};
+static const char *const route_choices[] = {"all",    "bucket_exact",    "bucket_padded",
+                                            "split",  "workqueue",       "balanced",
+                                            "shared", "workqueue_fused", NULL};
 static const char *const device_choices[] = {"cpu", "cuda", NULL};
 static const char *const graph_choices[] = {"one", "each", NULL};
 static const char *const dtype_choices[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
@@ -51,12 +53,15 @@ static const pkv_option options_table[] = {
         "by a '/' or '.' in its name"),
     PKV_TEXT(O, anchors, 0, "anchors", "FILE", NULL,
              "cells from JSON with what others were measured at: h200_decode_anchors.json"),
-    PKV_TEXT(O, lengths, 0, "lengths", "LIST", NULL, "one more cell: 1024,4096x3"),
+    PKV_TEXT(O, lengths, 0, "lengths", "LIST", NULL,
+             "one more cell: 1024,4096x3; 8x32x2048+128 = 8 groups of 32 rows that share 2048 "
+             "tokens and have 128 more each; 512/8x32x2048+128 = and 512 before that all share"),
     PKV_TEXT(O, trace_file, 0, "trace", "FILE", NULL,
              "one more cell: requests from CSV or JSON (prompt_len, decode_len, arrival)"),
     PKV_TEXT(O, only, 0, "only", "NAMES", NULL, "of all these cells the ones named"),
     PKV_INT(O, active, 0, "active", "N", "8", 1, 4096, "rows together of --trace"),
-    PKV_CHOICE(O, route, 'r', "route", route_choices, "all", "route to measure"),
+    PKV_CHOICE(O, route, 'r', "route", route_choices, "all",
+               "route to measure; shared: with balanced beside it (all: where rows share)"),
     PKV_TEXT(O, threads, 't', "threads", "LIST", "0",
              "thread counts, separated by commas; 0 = all cores"),
     PKV_CHOICE(O, isa, 0, "isa", isa_choices, "auto", "instruction set"),
@@ -75,7 +80,10 @@ static const pkv_option options_table[] = {
             "bucket_padded rounds lengths up to this; 0 = default"),
     PKV_INT(O, segment_cost, 0, "segment-cost", "N", "0", 0, 1 << 20,
             "balanced: what starting a row costs where a tile of 64 tokens costs 8; 0 = default"),
-    PKV_FLAG(O, invariant, 0, "batch-invariant", "balanced in its batch-invariant mode"),
+    PKV_FLAG(O, invariant, 0, "batch-invariant",
+             "balanced and shared in their batch-invariant mode"),
+    PKV_FLAG(O, chained, 0, "chained",
+             "shared: plans may search, as equal pages have equal pages before them"),
     PKV_FLAG(O, rows_permuted, 0, "rows-permuted", "the rows of each batch in another order"),
     PKV_INT(O, steps, 0, "steps", "N", "4", 1, 64, "steps of a trace, evenly spread"),
     PKV_INT(O, repeats, 'n', "repeats", "N", "0", 0, MAX_REPEATS,
@@ -102,7 +110,8 @@ static const pkv_option options_table[] = {
 typedef struct bench {
   bench_frame frame;
   const bench_options *o;
-  int32_t routes, thread_counts, repeats;
+  int32_t routes, thread_counts, repeats; /* routes: of the cell */
+  bool shares;                            /* route shared is one of them */
   pkv_route route[ROUTES];
   int32_t threads[MAX_THREADS];
   bench_store store;
@@ -131,7 +140,8 @@ pkv_plan_options bench_plan_options(const bench_options *o, pkv_route route) {
   if (route != PKV_ROUTE_WORKQUEUE) options.splits = o->splits;
   options.bucket_tokens = o->bucket;
   options.segment_cost = (uint32_t)o->segment_cost;
-  if (o->invariant && route == PKV_ROUTE_BALANCED) options.flags = PKV_PLAN_BATCH_INVARIANT;
+  if (o->invariant && (route == PKV_ROUTE_BALANCED || route == PKV_ROUTE_SHARED))
+    options.flags = PKV_PLAN_BATCH_INVARIANT;
   return options;
 }
 
@@ -186,6 +196,20 @@ static pkv_status scratch_init(scratch *s, const bench *b, const bench_cell *cel
   return PKV_OK;
 }
 
+static pkv_status build_plan(const pkv_plan **out, const bench *b, const scratch *s,
+                             const pkv_plan_options *options, const bench_batch *batch,
+                             pkv_error *err) {
+  pkv_sharing sharing = PKV_SHARING_INIT;
+  if (options->route != PKV_ROUTE_SHARED)
+    return pkv_plan_build(out, s->plan, s->plan_bytes, &b->frame.shape, options, batch->rows,
+                          batch->lengths, err);
+  sharing.flags = b->o->chained ? PKV_TABLE_CHAINED : 0u;
+  sharing.block_table = s->ids;
+  sharing.max_pages = batch->max_pages;
+  return pkv_plan_build_shared(out, s->plan, s->plan_bytes, &b->frame.shape, options, batch->rows,
+                               batch->lengths, &sharing, err);
+}
+
 /* One attention call over the batch's rows as they lie in s->ids; times in nanoseconds. */
 static pkv_status attend(const bench *b, const scratch *s, pkv_executor *executor,
                          const pkv_plan_options *options, const bench_batch *batch, float *out,
@@ -194,8 +218,7 @@ static pkv_status attend(const bench *b, const scratch *s, pkv_executor *executo
   pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
   const int32_t threads = pkv_executor_threads(executor);
   const int64_t t0 = now_ns(b, 1); /* the plan is built by this thread alone */
-  PKV_TRY(pkv_plan_build(&args.plan, s->plan, s->plan_bytes, &b->frame.shape, options, batch->rows,
-                         batch->lengths, err));
+  PKV_TRY(build_plan(&args.plan, b, s, options, batch, err));
   *plan_ns = now_ns(b, 1) - t0;
   const int64_t t1 = now_ns(b, threads);
   args.cache = &b->store.cache;
@@ -295,56 +318,104 @@ static double typical_us(const bench *b, double *ns, int32_t count) {
   return (b->o->best ? ns[0] : middle) / 1e3;
 }
 
+/* Times of one step in nanoseconds, by repetition. */
+typedef struct step_times {
+  double attend[ROUTES][MAX_REPEATS], plan[ROUTES][MAX_REPEATS];
+  double null[MAX_REPEATS], plain[MAX_REPEATS], fma[MAX_REPEATS];
+  double fma_flops;
+  pkv_plan_stats stats[ROUTES];
+} step_times;
+
+/* What is timed beside the routes, by number. */
+enum { NULL_READ, PLAIN_READ, FMA_RATE, OTHERS };
+
+static void measure_other(bench *b, step_times *t, int32_t n, int32_t which,
+                          const bench_batch *batch, const int32_t *ids, pkv_workers *workers,
+                          pkv_isa isa) {
+  double *const into[] = {t->null, t->plain, t->fma};
+  const int32_t threads = pkv_workers_threads(workers);
+  const int64_t start = now_ns(b, threads);
+  if (which == NULL_READ) b->checksum += bench_null_read(workers, &b->store, batch, ids);
+  if (which == PLAIN_READ)
+    b->checksum += bench_plain_read(workers, &b->store, bench_store_bytes(&b->store, batch));
+  if (which == FMA_RATE) b->checksum += (uint64_t)bench_fma_run(&t->fma_flops, workers, isa);
+  into[which][n] = (double)(now_ns(b, threads) - start);
+}
+
+/* Products and sums of one attention call over the batch: of scores and of values. */
+static double flops_of(const bench *b, const bench_batch *batch) {
+  const pkv_shape *shape = &b->frame.shape;
+  double pairs = 0;
+  for (int32_t row = 0; row < batch->rows; row++)
+    for (int32_t t = 0; t < shape->q_len; t++) {
+      const int64_t seen = (int64_t)batch->lengths[row] - shape->q_len + t + 1;
+      if (seen > 0)
+        pairs += (double)(shape->window > 0 && seen > shape->window ? shape->window : seen);
+    }
+  return 4 * pairs * shape->query_heads * shape->head_dim;
+}
+
+static pkv_status add_step(bench *b, step_times *t, const bench_batch *batch, bench_result *results,
+                           pkv_error *err) {
+  const int32_t repeats = b->repeats;
+  double balanced_us = 0;
+  for (int32_t r = 0; r < b->routes; r++) {
+    PKV_TRY(bench_result_raw(&results[r], "gpu", t->attend[r], repeats, 1e3, err));
+    PKV_TRY(bench_result_raw(&results[r], "plan", t->plan[r], repeats, 1e3, err));
+    PKV_TRY(bench_result_raw(&results[r], "null", t->null, repeats, 1e3, err));
+    PKV_TRY(bench_result_raw(&results[r], "plain", t->plain, repeats, 1e3, err));
+    if (t->fma_flops > 0) PKV_TRY(bench_result_raw(&results[r], "fma", t->fma, repeats, 1e3, err));
+  }
+  const double null_us = typical_us(b, t->null, repeats),
+               plain_us = typical_us(b, t->plain, repeats), fma_us = typical_us(b, t->fma, repeats);
+  for (int32_t r = 0; r < b->routes; r++) {
+    const pkv_plan_stats *stats = &t->stats[r];
+    const double us = typical_us(b, t->attend[r], repeats);
+    if (b->route[r] == PKV_ROUTE_BALANCED) balanced_us = us;
+    results[r].rows += batch->rows;
+    results[r].launches += stats->launches;
+    results[r].tasks += (double)stats->tasks;
+    results[r].plan_us += typical_us(b, t->plan[r], repeats);
+    results[r].attend_us += us;
+    results[r].null_us += null_us;
+    results[r].plain_us += plain_us;
+    results[r].kv_bytes += (double)stats->unique_kv_bytes;
+    results[r].total_bytes += (double)stats->total_kv_bytes;
+    results[r].padded_bytes += (double)stats->padded_kv_bytes;
+    results[r].state_bytes += (double)stats->merge_state_bytes;
+    results[r].nodes += (double)stats->nodes;
+    results[r].tile_fill += stats->tile_fill;
+    if (t->fma_flops > 0) results[r].fma_us += fma_us * flops_of(b, batch) / t->fma_flops;
+    if (b->route[r] == PKV_ROUTE_SHARED) results[r].balanced_us += balanced_us;
+  }
+  return PKV_OK;
+}
+
 /* One step, all contenders interleaved; adds its medians and counters to results[routes]. */
 static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
                                pkv_executor *executor, pkv_workers *workers, bench_result *results,
                                pkv_error *err) {
-  double attend_ns[ROUTES][MAX_REPEATS], plan_ns[ROUTES][MAX_REPEATS];
-  double null_ns[MAX_REPEATS], plain_ns[MAX_REPEATS];
-  const int32_t contenders = b->routes + 2, repeats = b->repeats;
-  const int64_t bytes = bench_store_bytes(&b->store, batch);
-  pkv_plan_stats stats[ROUTES];
-  for (int32_t n = 0; n < repeats; n++)
+  step_times t;
+  const int32_t contenders = b->routes + (b->shares ? OTHERS : FMA_RATE);
+  memset(&t, 0, sizeof t);
+  for (int32_t n = 0; n < b->repeats; n++)
     for (int32_t i = 0; i < contenders; i++) {
       const int32_t which = (i + n) % contenders;
       bench_store_place(s->ids, &b->store, batch);
       if (which < b->routes) {
         const pkv_plan_options options = bench_plan_options(b->o, b->route[which]);
         int64_t plan, run;
-        stats[which] = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
-        PKV_TRY(attend(b, s, executor, &options, batch, s->out, &plan, &run, &stats[which], err));
-        plan_ns[which][n] = (double)plan;
-        attend_ns[which][n] = (double)run;
+        t.stats[which] = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
+        PKV_TRY(attend(b, s, executor, &options, batch, s->out, &plan, &run, &t.stats[which], err));
+        t.plan[which][n] = (double)plan;
+        t.attend[which][n] = (double)run;
       } else {
-        const int32_t threads = pkv_workers_threads(workers);
-        const int64_t t = now_ns(b, threads);
-        b->checksum += which == b->routes ? bench_null_read(workers, &b->store, batch, s->ids)
-                                          : bench_plain_read(workers, &b->store, bytes);
-        (which == b->routes ? null_ns : plain_ns)[n] = (double)(now_ns(b, threads) - t);
+        measure_other(b, &t, n, which - b->routes, batch, s->ids, workers,
+                      pkv_executor_isa(executor));
       }
       if (pkv_cli_interrupted()) return PKV_FAIL(err, PKV_E_STATE, "interrupted");
     }
-  for (int32_t r = 0; r < b->routes; r++) {
-    PKV_TRY(bench_result_raw(&results[r], "gpu", attend_ns[r], repeats, 1e3, err));
-    PKV_TRY(bench_result_raw(&results[r], "plan", plan_ns[r], repeats, 1e3, err));
-    PKV_TRY(bench_result_raw(&results[r], "null", null_ns, repeats, 1e3, err));
-    PKV_TRY(bench_result_raw(&results[r], "plain", plain_ns, repeats, 1e3, err));
-  }
-  const double null_us = typical_us(b, null_ns, repeats),
-               plain_us = typical_us(b, plain_ns, repeats);
-  for (int32_t r = 0; r < b->routes; r++) {
-    results[r].rows += batch->rows;
-    results[r].launches += stats[r].launches;
-    results[r].tasks += (double)stats[r].tasks;
-    results[r].plan_us += typical_us(b, plan_ns[r], repeats);
-    results[r].attend_us += typical_us(b, attend_ns[r], repeats);
-    results[r].null_us += null_us;
-    results[r].plain_us += plain_us;
-    results[r].kv_bytes += (double)stats[r].useful_kv_bytes;
-    results[r].padded_bytes += (double)stats[r].padded_kv_bytes;
-    results[r].state_bytes += (double)stats[r].merge_state_bytes;
-  }
-  return PKV_OK;
+  return add_step(b, &t, batch, results, err);
 }
 
 pkv_status bench_report(bench_frame *frame, const bench_result *result, pkv_error *err) {
@@ -362,14 +433,16 @@ pkv_status bench_report(bench_frame *frame, const bench_result *result, pkv_erro
 static pkv_status report(bench *b, bench_result *results, int32_t steps, pkv_error *err) {
   for (int32_t r = 0; r < b->routes; r++) {
     bench_result *result = &results[r];
-    double *const sums[] = {&result->rows,       &result->launches,  &result->tasks,
-                            &result->plan_us,    &result->attend_us, &result->null_us,
-                            &result->plain_us,   &result->kv_bytes,  &result->padded_bytes,
-                            &result->state_bytes};
+    double *const sums[] = {&result->rows,        &result->launches,    &result->tasks,
+                            &result->plan_us,     &result->attend_us,   &result->null_us,
+                            &result->plain_us,    &result->kv_bytes,    &result->padded_bytes,
+                            &result->state_bytes, &result->total_bytes, &result->nodes,
+                            &result->tile_fill,   &result->fma_us,      &result->balanced_us};
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
       *sums[i] /= steps;
     result->wall_us = result->plan_us + result->attend_us;
     PKV_TRY(bench_report(&b->frame, result, err));
+    if (b->frame.rows == NULL && result->nodes > 0) bench_table_sharing(result);
   }
   return PKV_OK;
 }
@@ -430,6 +503,18 @@ static pkv_status open_store(bench *b, pkv_error *err) {
                           err);
 }
 
+/* `shared` where rows share, or where it is asked for, with `balanced` beside it. */
+static void choose_routes(bench *b, const bench_cell *cell) {
+  const int32_t asked = b->o->route;
+  b->shares = asked == PKV_ROUTE_SHARED || (asked == BENCH_ROUTE_ALL && bench_cell_shares(cell));
+  b->routes = 0;
+  for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++)
+    if (asked == BENCH_ROUTE_ALL || asked == route ||
+        (asked == PKV_ROUTE_SHARED && route == PKV_ROUTE_BALANCED))
+      b->route[b->routes++] = (pkv_route)route;
+  if (b->shares) b->route[b->routes++] = PKV_ROUTE_SHARED;
+}
+
 static pkv_status run_cells(bench *b, pkv_error *err) {
   for (int32_t i = 0; i < b->frame.cells; i++) {
     bench_cell cell;
@@ -439,6 +524,7 @@ static pkv_status run_cells(bench *b, pkv_error *err) {
                     cell.name, (long long)bench_cell_pages(&cell), (long long)b->store.cache.pages);
       b->frame.skipped++;
     } else {
+      choose_routes(b, &cell);
       for (int32_t t = 0; t < b->thread_counts && status == PKV_OK; t++)
         status = run_cell(b, &cell, b->threads[t], err);
     }
@@ -471,8 +557,6 @@ static pkv_status run_on_cpu(bench_frame *frame, bench *b, pkv_error *err) {
   const bench_options *o = frame->o;
   b->frame = *frame;
   b->repeats = o->repeats > 0 ? o->repeats : CPU_REPEATS;
-  for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++)
-    if (o->route == BENCH_ROUTE_ALL || o->route == route) b->route[b->routes++] = (pkv_route)route;
   options.isa = (pkv_isa)o->isa;
   pkv_status status = pkv_executor_create(&executor, &options, err);
   if (status == PKV_OK) {
@@ -542,6 +626,8 @@ static int check_device_options(const pkv_cli *cli, const bench_options *o) {
     return pkv_cli_usage(cli, "--layout interleaved needs --device cuda");
   if (o->device == 0 && o->route == BENCH_WORKQUEUE_FUSED)
     return pkv_cli_usage(cli, "--route workqueue_fused needs --device cuda");
+  if (o->device != 0 && o->route == PKV_ROUTE_SHARED)
+    return pkv_cli_usage(cli, "--route shared is measured on the CPU only");
   if (o->device != 0 && (o->huge || o->best || o->cpu_time))
     return pkv_cli_usage(cli, "--%s is for the CPU, not for --device cuda",
                          o->huge   ? "huge-pages"
@@ -616,7 +702,11 @@ const pkv_command pkv_command_bench_attention = {
         "comes to either. Outputs are compared with a double-precision reference before anything "
         "is timed.\n\n"
         "Cells: " BENCH_CELL_NAMES
-        ". Without --cells, --anchors, --lengths or --trace all but the last two run.\n\n"
+        ". Without --cells, --anchors, --lengths or --trace all up to b8_zipf run.\n\n"
+        "Where rows share prefixes, route shared is timed beside the others, with the rate at "
+        "which "
+        "the same cores multiply and add; the null read and the plain read take shared pages "
+        "once.\n\n"
         "With --device cuda the same cells run on a GPU, layers with caches of their own so that "
         "each is read from memory. All rows are compared with the answer in double, then with one "
         "key of huge score in page after page, while pages that no row owns and the workspace hold "

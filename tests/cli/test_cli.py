@@ -159,6 +159,33 @@ class Frame(unittest.TestCase):
         self.assertEqual(rows["workqueue"]["tasks"], (0 + 1 + 3 * 2 + 8) * 8)
         self.assertEqual(rows["split"]["state_bytes"], 6 * 32 * 4 * 520)
 
+    def test_bench_shared(self):
+        shape = ["--query-heads", "9", "--kv-heads", "3", "--head-dim", "64"]
+        token = 2 * 3 * 64 * 2
+        # 2 groups of 9 rows; whole tiles of 64 are shared: of the first 456 tokens 448
+        rows = self.bench("--lengths", "256/2x9x200+33,5", "-r", "shared", *shape)
+        self.assertEqual(list(rows), ["balanced", "shared"])
+        for route, row in rows.items():
+            self.assertEqual(row["rows"], 19)
+            self.assertEqual(row["total_bytes"], (18 * 489 + 5) * token, route)
+            self.assertLess(row["error"], 1e-4)
+        self.assertEqual(rows["balanced"]["kv_bytes"], rows["balanced"]["total_bytes"])
+        self.assertEqual(rows["balanced"]["nodes"], 0)
+        self.assertEqual(rows["shared"]["nodes"], 3)
+        self.assertEqual(rows["shared"]["kv_bytes"], (256 + 2 * 192 + 18 * 41 + 5) * token)
+        self.assertGreater(rows["shared"]["speedup"], 0)
+        self.assertGreater(rows["shared"]["tile_fill"], 0)
+        for more in (["--chained"], ["--rows-permuted"], ["--kv-dtype", "fp8_e4m3"]):
+            row = self.bench("--lengths", "256/2x9x200+33,5", "-r", "shared", *shape,
+                             *more)["shared"]
+            self.assertEqual(row["nodes"], 3, more)
+            self.assertLess(row["error"], 1e-4)
+        rows = self.bench("--lengths", "1x9x600+9", *shape, "--batch-invariant")
+        self.assertEqual(set(rows), {"bucket_exact", "bucket_padded", "split", "workqueue",
+                                     "balanced", "shared"})
+        self.assertEqual(rows["shared"]["kv_bytes"], (512 + 9 * 97) * token)  # whole chunks
+        self.assertNotIn("shared", self.bench("--lengths", "100x3", *shape))
+
     def test_bench_shapes(self):
         for dtype in ("f32", "f16", "bf16", "fp8_e4m3"):
             for layout in ("hnd", "nhd"):
@@ -263,6 +290,11 @@ class Frame(unittest.TestCase):
         self.usage_error(["bench", "attention", "--lengths", "1,,2"], "expected at ',2'")
         self.usage_error(["bench", "attention", "--lengths", "5x"], "'5x'")
         self.usage_error(["bench", "attention", "--lengths", "1x4096,1"], "more than 4096 rows")
+        for word in ("1x2+3", "1x2x3", "x2x3+4", "1x2x3+", "1x0x3+4", "5/6", "/1x2x3+4",
+                     "1x2x3x4+5", "9999999999/1x2x3+4", "1x2x16777216+1", "1x2x3+4/5"):
+            self.usage_error(["bench", "attention", "--lengths", word], "'%s' is no length" % word)
+        self.usage_error(["bench", "attention", "--lengths", "64x65x1+1"], "more than 4096 rows")
+        self.usage_error(["bench", "attention", "--device", "cuda", "-r", "shared"], "on the CPU")
         self.usage_error(["bench"], "there is 'bench attention', 'bench model'")
         self.usage_error(["bench", "x"], "unknown command 'bench x'; there is 'bench attention'")
         for name, value in (("prompt", "1,,2"), ("prompt", "5,0"), ("depth", "1,"), ("depth", "x"),

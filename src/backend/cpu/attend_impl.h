@@ -452,16 +452,23 @@ static int32_t find_runs(row_run *runs, const pkv_cpu_block *b, int64_t first, i
   return n;
 }
 
-/* Tokens from the first to the last that some row sees. */
-static void find_span(int64_t *lo, int64_t *hi, const pkv_cpu_block *b) {
-  *lo = INT64_MAX;
-  *hi = 0;
+/* Tokens [some_lo, some_hi) from the first to the last that some state sees, and those that all
+   see. */
+typedef struct block_span {
+  int64_t some_lo, some_hi, all_lo, all_hi;
+} block_span;
+
+static block_span find_span(const pkv_cpu_block *b) {
+  block_span s = {INT64_MAX, 0, 0, INT64_MAX};
   for (int32_t r = 0; r < b->rows; r += b->group - (b->first + r) % b->group) {
-    int64_t row_lo, row_hi;
-    pkv_cpu_visible(b, r, &row_lo, &row_hi);
-    if (row_lo < row_hi && row_lo < *lo) *lo = row_lo;
-    if (row_hi > *hi) *hi = row_hi;
+    int64_t lo, hi;
+    pkv_cpu_visible(b, r, &lo, &hi);
+    if (lo < hi && lo < s.some_lo) s.some_lo = lo;
+    if (hi > s.some_hi) s.some_hi = hi;
+    if (lo > s.all_lo) s.all_lo = lo;
+    if (hi < s.all_hi) s.all_hi = hi;
   }
+  return s;
 }
 
 /* Tokens of the tile that some row sees, and their pointers. */
@@ -562,17 +569,21 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
     wide_begin(s, b);
   else
     memset(s->acc, 0, (size_t)b->rows * (size_t)stride * sizeof(float));
-  int64_t see_lo, see_hi;
-  find_span(&see_lo, &see_hi, b);
-  if (end > see_hi) end = see_hi;
+  const block_span span = find_span(b);
+  if (end > span.some_hi) end = span.some_hi;
   int64_t first = begin;
-  if (see_lo > begin) first += (see_lo - begin) / TILE * TILE;
+  if (span.some_lo > begin) first += (span.some_lo - begin) / TILE * TILE;
   int at = 0, found = 0; /* found: this tile's pointers are there already */
   for (; first < end; first += TILE, at ^= 1) {
     const int32_t count = (int32_t)(end - first < TILE ? end - first : TILE);
     const int64_t then = first + TILE;
     tile_work w = {s->k[at], s->v[at], NULL, 0, 0, 0, lines};
-    w.runs = find_runs(s->runs, b, first, count);
+    if (first >= span.all_lo && first + count <= span.all_hi) {
+      s->runs[0] = (row_run){0, b->rows, 0, count};
+      w.runs = 1;
+    } else {
+      w.runs = find_runs(s->runs, b, first, count);
+    }
     tile_span(s->runs, w.runs, &w.lo, &w.hi);
     if (!found && w.runs > 0) find_tokens(s->k[at], s->v[at], b, first, w.lo, w.hi);
     found = 0;
