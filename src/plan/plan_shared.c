@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "plan/plan_prepare.h"
+
 pkv_tree_core pkv_plan_tree_core(const pkv_plan_setup *setup) {
   return (pkv_tree_core){.core = setup->core,
                          .page_tokens = setup->page_tokens,
@@ -117,15 +119,56 @@ static pkv_status check_rows(int64_t *most_units, const pkv_plan_setup *setup, i
   return PKV_OK;
 }
 
-static void fill_tree_header(struct pkv_plan *plan, const pkv_plan_setup *setup,
+static void fill_tree_header(pkv_plan_tree *tree, const pkv_plan_setup *setup,
                              const pkv_plan_layout *layout) {
-  pkv_plan_tree *tree = pkv_plan_array(plan, plan->tree_at);
   *tree = layout->tree;
   tree->most_tile_ranks = setup->most_tile_ranks;
   tree->node_unit_cost = setup->node_unit_cost;
   tree->rank_unit_cost = setup->rank_unit_cost;
   tree->node_segment_cost = setup->node_segment_cost;
   tree->state_cost = setup->state_cost;
+}
+
+static pkv_status setup_of(pkv_plan_setup *setup, const pkv_shape *shape,
+                           const pkv_plan_options *options, pkv_error *err) {
+  PKV_TRY(pkv_plan_setup_init(setup, shape, options, err));
+  PKV_CHECK(err, setup->route == PKV_ROUTE_SHARED, PKV_E_INVALID,
+            "options->route is %s, must be shared", pkv_route_name(setup->route));
+  return PKV_OK;
+}
+
+pkv_status pkv_plan_shared_bounds(pkv_shared_bounds *out, const pkv_shape *shape,
+                                  const pkv_plan_options *options, int32_t max_rows,
+                                  int32_t max_seq_len, pkv_error *err) {
+  pkv_plan_setup setup;
+  pkv_plan_counts counts;
+  pkv_plan_layout layout;
+  PKV_TRY(setup_of(&setup, shape, options, err));
+  PKV_CHECK(err, max_rows >= 0 && max_rows <= PKV_TREE_MAX_ROWS, PKV_E_RANGE,
+            "max_rows is %d, possible: 0 to %d", max_rows, PKV_TREE_MAX_ROWS);
+  PKV_CHECK(err, max_seq_len >= 0, PKV_E_INVALID, "max_seq_len is %d, negative", max_seq_len);
+  const int64_t units = pkv_core_div_up(max_seq_len, setup.core.unit_tokens);
+  pkv_shared_counts(&counts, &setup, max_rows, units);
+  PKV_TRY(pkv_plan_layout_init(&layout, &setup, &counts, err));
+  PKV_TRY(check_costs(&setup, max_rows, units, err));
+  *out = (pkv_shared_bounds){(size_t)layout.plan_bytes, counts.merges,        counts.node_segments,
+                             counts.node_slots,         counts.private_slots, units};
+  return PKV_OK;
+}
+
+pkv_status pkv_plan_prepare_shared(struct pkv_plan *header, pkv_plan_tree *tree,
+                                   const pkv_shape *shape, const pkv_plan_options *options,
+                                   int32_t rows, pkv_error *err) {
+  pkv_plan_setup setup;
+  pkv_plan_counts counts;
+  pkv_plan_layout layout;
+  PKV_TRY(setup_of(&setup, shape, options, err));
+  setup.core.rows = rows;
+  pkv_shared_counts(&counts, &setup, rows, 0);
+  PKV_TRY(pkv_plan_layout_init(&layout, &setup, &counts, err));
+  pkv_plan_fill_header(header, &setup, &counts, &layout);
+  fill_tree_header(tree, &setup, &layout);
+  return PKV_OK;
 }
 
 static pkv_status fill(struct pkv_plan *plan, const pkv_plan_setup *setup, const int32_t *seq_len,
@@ -164,9 +207,7 @@ pkv_status pkv_plan_build_shared(const pkv_plan **out, void *memory, size_t memo
   bool told = false;
   PKV_CHECK(err, out, PKV_E_INVALID, "out is NULL");
   *out = NULL;
-  PKV_TRY(pkv_plan_setup_init(&setup, shape, options, err));
-  PKV_CHECK(err, setup.route == PKV_ROUTE_SHARED, PKV_E_INVALID,
-            "options->route is %s, must be shared", pkv_route_name(setup.route));
+  PKV_TRY(setup_of(&setup, shape, options, err));
   PKV_TRY(check_sharing(sharing, &stride, &told, err));
   PKV_TRY(check_rows(&units, &setup, rows, seq_len, sharing, stride, err));
   PKV_CHECK(err, memory && (uintptr_t)memory % PKV_PLAN_ALIGN == 0, PKV_E_INVALID,
@@ -183,7 +224,7 @@ pkv_status pkv_plan_build_shared(const pkv_plan **out, void *memory, size_t memo
   struct pkv_plan *plan = memory;
   memset(memory, 0, (size_t)layout.plan_bytes);
   pkv_plan_fill_header(plan, &setup, &counts, &layout);
-  fill_tree_header(plan, &setup, &layout);
+  fill_tree_header(pkv_plan_array(plan, plan->tree_at), &setup, &layout);
   PKV_TRY(fill(plan, &setup, seq_len, sharing, stride, told, err));
   *out = plan;
   return PKV_OK;

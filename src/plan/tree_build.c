@@ -70,11 +70,8 @@ static pkv_tree_vote vote(const pkv_tree_core *t, const pkv_tree_work *w, int64_
     w->cover[gap] += w->cover[gap - 1];
   for (int32_t gap = 1; gap < rows; gap++)
     pkv_tree_round_deep(w, gap);
-  for (int32_t rank = 0, sum = 0; rank <= rows; rank++) {
-    const int32_t here = w->deep[rank];
-    w->deep[rank] = sum;
-    sum += here;
-  }
+  for (int32_t rank = 1; rank <= rows; rank++)
+    w->deep[rank] += w->deep[rank - 1];
   for (int32_t gap = 1; gap < rows; gap++) {
     int64_t net;
     if (!w->kept[gap]) continue;

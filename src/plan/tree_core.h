@@ -187,6 +187,16 @@ static inline PKV_HD int32_t pkv_tree_min_levels(int32_t last) {
     levels++;
   return levels;
 }
+/* min of x[from .. to] */
+static inline PKV_HD int32_t pkv_tree_least(const int32_t *table, int32_t stride, int32_t from,
+                                            int32_t to) {
+  int32_t level = 0;
+  while (2 << level <= to - from + 1)
+    level++;
+  const int32_t *row = table + (int64_t)level * stride;
+  const int32_t a = row[from], b = row[to + 1 - (1 << level)];
+  return a < b ? a : b;
+}
 /* The last i <= from with x[i] < bound; -1: none. */
 static inline PKV_HD int32_t pkv_tree_find_left(const int32_t *table, int32_t stride,
                                                 int32_t levels, int32_t from, int32_t bound) {
@@ -255,10 +265,10 @@ static inline PKV_HD void pkv_tree_round_count(const pkv_tree_core *t, const pkv
 static inline PKV_HD int32_t pkv_tree_level(const pkv_tree_work *w, int32_t gap) {
   return w->cover[gap] - 1;
 }
-/* Where some path is too long, for every gap; deep is summed up exclusively afterwards. */
+/* Where some path is too long, for every gap; deep is summed up inclusively afterwards. */
 static inline PKV_HD void pkv_tree_round_deep(const pkv_tree_work *w, int32_t gap) {
   if (w->kept[gap] && pkv_tree_level(w, gap) >= PKV_TREE_MAX_PATH)
-    PKV_TREE_ADD(&w->deep[w->first[gap]], 1);
+    PKV_TREE_ADD(&w->deep[w->first[gap] + 1], 1);
 }
 /* Whether a kept node lies on such a path: one below it, or it, starts among its ranks. */
 static inline PKV_HD int pkv_tree_is_deep(const pkv_tree_work *w, int32_t gap) {
