@@ -23,6 +23,7 @@ class BatchAttention:
     Args:
         kv_layout: "NHD" or "HND", as for :class:`BatchDecode`.
         lse_base: 2 or "e".
+        route: as for :class:`BatchDecode`; "shared" reads prefixes that rows of one run share once.
         executor: None = the process's shared one of the arrays' device.
     """
 
@@ -32,10 +33,15 @@ class BatchAttention:
         device: Any = None,
         *,
         lse_base: Any = 2,
+        route: str = "auto",
         executor: Executor | None = None,
     ) -> None:
         del device
-        self._options: dict[str, Any] = {"lse_base": lse_base, "executor": executor}
+        self._options: dict[str, Any] = {
+            "lse_base": lse_base,
+            "route": route,
+            "executor": executor,
+        }
         self._layout = kv_layout
         self._parts: list[tuple[slice, BatchDecode]] = []
         self._decoders: list[BatchDecode] = []

@@ -11,7 +11,7 @@ import numpy as np
 from . import _abi
 from ._arrays import View, code_of, dtype_code, integers, is_tensor, view
 from ._lib import lib, sized
-from .errors import InvalidArgument
+from .errors import InvalidArgument, NotSupported
 from .executor import Executor, default_executor
 
 LAYOUTS = ("NHD", "HND")
@@ -95,22 +95,25 @@ def c_cache(
     return cache, alive
 
 
-def _as_float(x: Any, name: str, device: str, heads: int, dim: int) -> View:
-    """[tokens, heads, dim] as float32 rows that are contiguous within a token."""
+_SOURCES = {
+    "float32": _abi.DTYPE_F32,
+    "float16": _abi.DTYPE_F16,
+    "bfloat16": _abi.DTYPE_BF16,
+    "uint16": _abi.DTYPE_BF16,  # its bits
+}
+
+
+def _source(x: Any, name: str, device: str, heads: int, dim: int) -> View:
+    """[tokens, heads, dim], the last dimension contiguous."""
     seen = view(x, name)
     if seen.device != device:
         raise InvalidArgument(f"{name} is on {seen.device}, the cache on {device}")
     if len(seen.shape) != 3 or seen.shape[1:] != (heads, dim):
         raise InvalidArgument(f"{name} has shape {seen.shape}, wanted [tokens, {heads}, {dim}]")
-    if seen.element == "uint16":  # bfloat16's bits
-        bits = x.numpy() if seen.is_torch else x
-        x = (bits.astype(np.uint32) << 16).view(np.float32)
-    elif seen.element != "float32":
-        x = x.float() if seen.is_torch else x.astype(np.float32)
-    seen = view(x, name)
-    if seen.strides[1:] != (dim, 1) or (seen.shape[0] > 1 and seen.strides[0] < heads * dim):
-        x = x.contiguous() if seen.is_torch else np.ascontiguousarray(x)
-        seen = view(x, name)
+    if seen.element not in _SOURCES:
+        raise NotSupported(f"{name} holds {seen.element}, supported are {', '.join(_SOURCES)}")
+    if seen.shape[0] and dim > 1 and seen.strides[2] != 1:
+        raise InvalidArgument(f"{name}: its last dimension must be contiguous")
     return seen
 
 
@@ -130,8 +133,8 @@ def append(
     """Writes the keys and values of new tokens into their pages.
 
     Args:
-        k, v: [tokens, kv_heads, head_dim]; float32, or float16/bfloat16 (converted through
-            float32). uint16 arrays hold bfloat16's bits.
+        k, v: [tokens, kv_heads, head_dim], float32, float16 or bfloat16 (uint16 arrays hold its
+            bits), alike; any strides, the last dimension contiguous.
         paged_kv_cache: (k, v) or one array [pages, 2, ...]; a page is [page_size, kv_heads,
             head_dim] (NHD) or [kv_heads, page_size, head_dim] (HND). Any strides; the last
             dimension is contiguous.
@@ -151,15 +154,16 @@ def append(
     executor = executor or default_executor(device)
     declared = None if kv_data_type is None else dtype_code(kv_data_type, "kv_data_type")
     cache, alive = c_cache(views, kv_layout, declared, k_scale, v_scale)
-    source = [
-        _as_float(x, n, device, cache.kv_heads, cache.head_dim) for x, n in ((k, "k"), (v, "v"))
-    ]
-    if source[0].shape != source[1].shape:
-        raise InvalidArgument(f"k is {source[0].shape}, v {source[1].shape}")
+    heads, dim = cache.kv_heads, cache.head_dim
+    from_k, from_v = _source(k, "k", device, heads, dim), _source(v, "v", device, heads, dim)
+    if from_k.shape != from_v.shape or from_k.element != from_v.element:
+        raise InvalidArgument(
+            f"k is {from_k.element} {from_k.shape}, v {from_v.element} {from_v.shape}"
+        )
     if not is_tensor(slots):
         slots = np.ascontiguousarray(slots, dtype=np.int64)
     where = view(slots, "slots")
-    tokens = source[0].shape[0]
+    tokens = from_k.shape[0]
     if where.element != "int64" or where.shape != (tokens,) or where.device != device:
         raise InvalidArgument(
             f"slots is {where.element} {where.shape} on {where.device}, wanted int64 [{tokens}] on "
@@ -170,9 +174,13 @@ def append(
     args = sized(_abi.AppendArgs)
     args.cache = ctypes.addressof(cache)
     args.tokens, args.slots = tokens, where.pointer
-    args.k, args.v = source[0].pointer, source[1].pointer
-    if tokens > 1:
-        args.k_token_stride, args.v_token_stride = (one.strides[0] for one in source)
+    args.dtype = _SOURCES[from_k.element]
+    args.k, args.v = from_k.pointer, from_v.pointer
+    for which, one in (("k", from_k), ("v", from_v)):
+        if tokens > 1:
+            setattr(args, f"{which}_token_stride", one.strides[0])
+        if tokens and heads > 1:
+            setattr(args, f"{which}_head_stride", one.strides[1])
     with executor.calling() as handle:
         if executor.kind == "cpu":
             lib.call("pkv_append", handle, ctypes.byref(args))

@@ -68,8 +68,10 @@ class BatchDecode:
             seq_lens are device tensors.
         backend: "auto" only; use `route` for ours.
         lse_base: logarithm of the returned LSE, 2 (FlashInfer's) or "e".
-        route: "auto" ("balanced"), or one of balanced, split, workqueue, bucket_exact,
-            bucket_padded.
+        route: "auto" ("balanced"); or "shared" (prefixes that rows have in common are found in the
+            block table and read once), balanced, split, workqueue, bucket_exact, bucket_padded.
+        chained: the promise of a caller with a prefix cache that equal pages at an index mean equal
+            pages at all indices before it; "shared" finds prefixes faster then.
         policy: instead of a route: "static" or "roofline" choose one from the lengths.
         executor: what runs it; None = the process's shared one of the device that plan() sees.
         max_batch_size, max_seq_len: limits, so that later plans need no new memory; 0 = grow.
@@ -91,6 +93,7 @@ class BatchDecode:
         lse_base: Any = 2,
         route: str = "auto",
         policy: str | None = None,
+        chained: bool = False,
         executor: Executor | None = None,
         max_batch_size: int = 0,
         max_seq_len: int = 0,
@@ -110,7 +113,7 @@ class BatchDecode:
         self._layout = kv_layout
         self._frozen = use_cuda_graph
         self._base2 = lse_is_base2(lse_base)
-        self._route, self._policy = route, policy
+        self._route, self._policy, self._chained = route, policy, chained
         self._executor = executor
         self._limits = (max_batch_size, max_seq_len)
         self._host = HostPlan()
@@ -301,10 +304,11 @@ class BatchDecode:
         return choice.route, choice.splits, choice.reason.decode("utf-8", "replace")
 
     def _set_host_rows(self, table: np.ndarray, seq_len: np.ndarray) -> None:
-        self._host.build(self._shape, self._options(seq_len), seq_len)
-        self._rows, self._lengths = len(seq_len), seq_len
         stride = table.strides[0] // 4 if table.shape[0] > 1 else table.shape[1]
         self._table = Table(table, table.ctypes.data, stride, table.shape[1])
+        options = self._options(seq_len)
+        self._host.build(self._shape, options, seq_len, self._table, self._chained)
+        self._rows, self._lengths = len(seq_len), seq_len
 
     def _set_table(self, tables: Any, seen: View) -> None:
         stride = seen.strides[0] if seen.shape[0] > 1 else seen.shape[1]
@@ -315,6 +319,9 @@ class BatchDecode:
     ) -> None:
         """Lengths known on the host, work on the device."""
         import torch
+
+        if self._route == "shared":
+            raise NotSupported("route 'shared' on a device is not in this version")
 
         if isinstance(table, np.ndarray):
             table = self._on_device_table(torch, executor, table)

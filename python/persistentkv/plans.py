@@ -87,13 +87,20 @@ class Explanation:
     total_cost: int
     plan_bytes: int
     workspace_bytes: int
+    nodes: int  # shared prefixes that are read once
+    unique_kv_bytes: int  # useful bytes with each node's counted once
+    dedup_ratio: float  # useful / unique
+    tile_fill: float  # query rows in the nodes' tiles, of all their places
 
     def __str__(self) -> str:
         runs_on = self.device if self.threads == 0 else f"{self.isa}, {self.threads} threads"
+        shared = ""
+        if self.nodes:
+            shared = f", {self.nodes} shared prefixes read once ({self.dedup_ratio:.2f} times less)"
         return (
             f"{self.route} on {runs_on} ({self.reason}): {self.rows} rows, {self.tasks} tasks in "
-            f"{self.launches} launches, {self.useful_kv_bytes} bytes of K and V read"
-            f" (+{self.padded_kv_bytes} padding), {self.partial_states} partial states of "
+            f"{self.launches} launches, {self.unique_kv_bytes} bytes of K and V read"
+            f" (+{self.padded_kv_bytes} padding){shared}, {self.partial_states} partial states of "
             f"{self.merge_state_bytes} bytes"
         )
 
@@ -117,6 +124,24 @@ def explanation(stats: Any, executor: Executor, reason: str) -> Explanation:
     )
 
 
+class Table(NamedTuple):
+    """A dense block table: int32 [rows, max_pages] at an address."""
+
+    owner: Any
+    pointer: int
+    stride: int
+    max_pages: int
+
+
+def sharing_of(table: Table, chained: bool) -> Any:
+    """pkv_sharing that finds equal leading pages in a table; the table must stay alive."""
+    sharing = sized(_abi.Sharing)
+    sharing.flags = _abi.TABLE_CHAINED if chained else 0
+    sharing.block_table, sharing.block_table_stride = table.pointer, table.stride
+    sharing.max_pages = table.max_pages
+    return sharing
+
+
 class HostPlan:
     """A plan in host memory, with the workspace that it needs on the CPU."""
 
@@ -127,7 +152,15 @@ class HostPlan:
         self._workspace: np.ndarray | None = None
         self.workspace_at, self.workspace_bytes = 0, 0
 
-    def build(self, shape: ShapeKey, options: OptionsKey, seq_len: np.ndarray) -> None:
+    def build(
+        self,
+        shape: ShapeKey,
+        options: OptionsKey,
+        seq_len: np.ndarray,
+        table: Table | None = None,
+        chained: bool = False,
+    ) -> None:
+        """`table` (on the host) says what rows share; the shared route wants it."""
         c_shape, c_options = shape.struct(), options.struct()
         rows, longest = len(seq_len), int(seq_len.max(initial=0))
         plan_bytes, workspace_bytes = ctypes.c_size_t(), ctypes.c_size_t()
@@ -148,8 +181,7 @@ class HostPlan:
             self.workspace_bytes = workspace_bytes.value + workspace_bytes.value // 4
             self._workspace, self.workspace_at = aligned(self.workspace_bytes)
         built = ctypes.c_void_p()
-        lib.call(
-            "pkv_plan_build",
+        arguments: list[Any] = [
             ctypes.byref(built),
             self._at,
             self._bytes,
@@ -157,7 +189,12 @@ class HostPlan:
             ctypes.byref(c_options),
             rows,
             seq_len.ctypes.data,
-        )
+        ]
+        if options.route == _abi.ROUTE_SHARED and table is not None:
+            sharing = sharing_of(table, chained)
+            lib.call("pkv_plan_build_shared", *arguments, ctypes.byref(sharing))
+        else:
+            lib.call("pkv_plan_build", *arguments)
         self.address = built.value or 0
 
 
@@ -252,15 +289,6 @@ def _finish_device_plan(executor: Executor, pid: int, handle: int) -> None:
         return
     with executor.calling():
         _destroy_device_plan(pid, handle)
-
-
-class Table(NamedTuple):
-    """A dense block table: int32 [rows, max_pages] at an address."""
-
-    owner: Any
-    pointer: int
-    stride: int
-    max_pages: int
 
 
 def rows_from_csr(

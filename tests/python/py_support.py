@@ -32,7 +32,10 @@ def _e4m3_codes():
     """The nearest code of every float16 (of the NaNs: a NaN)."""
     table, halves = _e4m3_table(), np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     values = np.abs(halves.astype(np.float32))
-    code = np.searchsorted((table[1:] + table[:-1]) / 2, values).astype(np.uint8)
+    between = (table[1:] + table[:-1]) / 2
+    code = np.searchsorted(between, values).astype(np.uint8)
+    above = np.searchsorted(between, values, side="right").astype(np.uint8)
+    code = np.where(code % 2, above, code)  # of two that are as near the even one
     code[np.isnan(values)] = 127
     return code | (np.signbit(halves).astype(np.uint8) << 7)
 

@@ -163,6 +163,31 @@ def test_routes_agree_and_explain_themselves(kind, route):
     assert route in str(said)
 
 
+def test_a_prefix_that_rows_share_is_read_once(kind):
+    if kind.name == "cuda":
+        with pytest.raises(pkv.NotSupported, match="shared"):
+            decoder = pkv.BatchDecode(route="shared")
+            decoder.plan(
+                *(kind.put(np.array(x, np.int32)) for x in ([0, 1], [0], [1])), 8, 2, 64, 16
+            )
+        return
+    rng = np.random.default_rng(2)
+    pages = Pages(rng, [512 + n for n in (3, 40, 17, 64)], 2, 64, 16, "float16")
+    for row in range(1, 4):  # the first 32 pages of all rows are row 0's
+        pages.indices[pages.indptr[row] : pages.indptr[row] + 32] = pages.indices[:32]
+    bits, floats = queries(rng, 4, 8, 64, "float16")
+    wanted, natural = pages.expected(floats)
+    for chained in (False, True):
+        decoder = pkv.BatchDecode(route="shared", chained=chained, lse_base="e")
+        decoder.plan(*pages.csr(kind), 8, 2, 64, 16)
+        out, lse = decoder.run(kind.put(bits), pages.cache(kind), return_lse=True)
+        close(kind.floats(out), wanted, 1.5e-3)
+        close(kind.floats(lse), natural, 1e-3)
+        said = decoder.explain()
+        assert said.route == "shared" and said.nodes == 1 and said.dedup_ratio > 3
+        assert "1 shared prefixes read once" in str(said)
+
+
 def test_policies_choose_a_route_and_say_why(kind):
     pages, q, floats, shape = case(kind)
     decoder = pkv.BatchDecode(policy="roofline")
@@ -238,15 +263,19 @@ def test_merge_keeps_types_and_ignores_empty_states():
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
-def test_append_then_read_back(kind, layout, dtype):
+@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+def test_append_then_read_back(kind, layout, dtype, source):
     rng = np.random.default_rng(1)
     shape = (6, 16, 2, 8) if layout == "NHD" else (6, 2, 16, 8)
     k_pages, v_pages = (kind.put(encode(np.zeros(shape, np.float32), dtype), dtype) for _ in "kv")
-    k, v = (rng.standard_normal((5, 2, 8), np.float32) for _ in "kv")
+    # Keys and values inside wider rows, as a fused projection leaves them.
+    values = rng.standard_normal((5, 7, 8)).astype(np.float16)  # what e4m3_bits can take exactly
+    rows = encode(values.astype(np.float32), source)
+    k, v = (decode(rows[:, at : at + 2], source) for at in (1, 4))
+    rows = kind.put(rows, source)
     slots = np.array([0, 17, -1, 95, 40], np.int64)
-    pkv.append(
-        kind.put(k), kind.put(v), (k_pages, v_pages), kind.put(slots), layout, kv_data_type=dtype
-    )
+    pages = (k_pages, v_pages)
+    pkv.append(rows[:, 1:3], rows[:, 4:6], pages, kind.put(slots), layout, kv_data_type=dtype)
     for new, held in ((k, k_pages), (v, v_pages)):
         if kind.name == "numpy":
             got = decode(held, dtype)

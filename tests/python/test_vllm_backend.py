@@ -232,8 +232,8 @@ def run(layer, builder, common, cache, extra=0):
         )
         wanted[first:end] = torch.from_numpy(part)
     real = int(common.query_start_loc[-1])
-    error = (out[:real].float() - wanted[:real]).abs().max().item()
-    assert error < 2e-2, error
+    error = (out[:real].float() - wanted[:real]).abs() / (1 + wanted[:real].abs())
+    assert error.max().item() < 1e-2, error.max()
     return out, metadata
 
 
@@ -399,4 +399,5 @@ def test_fp8_caches_get_16_bit_queries_for_decode_and_fp8_ones_for_prefill(engin
             n,
             scale=0.125,
         )
-        assert np.abs(out[row].float().numpy() - wanted[0]).max() < 2e-2
+        error = np.abs(out[row].float().numpy() - wanted[0]) / (1 + np.abs(wanted[0]))
+        assert error.max() < 1e-2, error.max()

@@ -16,18 +16,16 @@ from .. import _abi
 from .._arrays import integers
 from .._lib import lib, sized
 from ..executor import Executor
-from ..plans import DevicePlan, HostPlan, OptionsKey, ShapeKey
+from ..plans import DevicePlan, HostPlan, OptionsKey, ShapeKey, Table, sharing_of
 
-# (plan, rows, seq_len, block_table, block_table_stride, max_pages, stream, err): what the call
-# below passes. A library that means something else by the name is not called.
+# Plans on the device: (plan, rows, seq_len, sharing, stream, err) is what build() passes. A library
+# that means something else by the name is not called.
 _SHARED = "pkv_device_plan_build_shared"
 _SHARED_TYPES = [
     ctypes.c_void_p,
     ctypes.c_int32,
     ctypes.c_void_p,
     ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_int32,
     ctypes.c_void_p,
     ctypes.c_void_p,
 ]
@@ -40,8 +38,10 @@ _QUERY = {
 }
 
 
-def can_share() -> bool:
-    """Whether this libpkv plans trees of shared prefixes on the device, as called here."""
+def can_share(kind: str) -> bool:
+    """Whether this libpkv plans trees of shared prefixes on a "cpu" or "cuda" executor."""
+    if kind == "cpu":
+        return lib.has("pkv_plan_build_shared")
     return lib.has(_SHARED) and _abi.FUNCTIONS[_SHARED][1] == _SHARED_TYPES
 
 
@@ -84,7 +84,9 @@ class DecodePlans:
     ) -> None:
         self.executor, self.plan_class = executor, plan_class
         self.max_rows, self.max_seq_len = max_rows, max_seq_len
-        self.share = executor.kind == "cuda" and can_share() and wants("SHARED", True)
+        self.share = can_share(executor.kind) and wants("SHARED", True)
+        route = _abi.ROUTE_SHARED if self.share else _abi.ROUTE_BALANCED
+        self._options = OptionsKey(route=route)
         self._overlap = wants("OVERLAP", True)
         self._plans: dict[int, DevicePlan | HostPlan] = {}
         for q_len in q_lens:
@@ -96,11 +98,10 @@ class DecodePlans:
             if self.executor.kind == "cpu":
                 plan = HostPlan()
             else:
-                route = _abi.ROUTE_SHARED if self.share else _abi.ROUTE_BALANCED
                 plan = DevicePlan(
                     self.executor,
                     self.plan_class.shape(q_len),
-                    OptionsKey(route=route),
+                    self._options,
                     self.plan_class.kv_dtype,
                     self.max_rows,
                     self.max_seq_len,
@@ -117,20 +118,18 @@ class DecodePlans:
         """Plans `rows` rows of q_len tokens: int32 tensors seq_lens [>= rows], block_table
         [>= rows, pages] on the device. Rows without tokens have length 0."""
         plan = self._plan(q_len)
+        table = Table(
+            block_table, block_table.data_ptr(), block_table.stride(0), block_table.shape[1]
+        )
         if isinstance(plan, HostPlan):
             lengths = integers(seq_lens[:rows], "seq_lens", rows)
-            plan.build(self.plan_class.shape(q_len), OptionsKey(), lengths)
+            plan.build(self.plan_class.shape(q_len), self._options, lengths, table)
         elif self.share:
+            # Ids are not promised to be chained: a block may be computed twice before it is cached.
+            sharing = sharing_of(table, chained=False)
             with self.executor.calling():
                 lib.call(
-                    _SHARED,
-                    plan.handle,
-                    rows,
-                    seq_lens.data_ptr(),
-                    block_table.data_ptr(),
-                    block_table.stride(0),
-                    block_table.shape[1],
-                    stream,
+                    _SHARED, plan.handle, rows, seq_lens.data_ptr(), ctypes.byref(sharing), stream
                 )
         else:
             plan.build(rows, seq_lens.data_ptr(), stream)
