@@ -360,33 +360,43 @@ def same(args):
 # --- pressure ----------------------------------------------------------------------------------
 
 
-def pressure(args):
-    import gc
-
-    import torch
-
-    prompts = shared_prompts(100, seed=5)
-    llm = small_model(args)
+def pressure_part(args):
+    """One engine a process: "large" has all the cache it likes, "small" a seventh of the need."""
+    # 100 rows of up to 1,700 tokens want some 4,000 blocks of 16 beside the shared ones.
+    options = {} if args.part == "large" else {"num_gpu_blocks_override": 600}
+    llm = small_model(args, **options)
     counters(args, reset=True)
-    prefix = prompts[0][:160]
-    rnd = random.Random(2)
-    rows = [prefix + [rnd.randrange(4000) for _ in range(9)] for _ in range(100)]
-    seconds, outputs = generate(llm, rows, 1000)
-    steps = sum(len(o.outputs[0].token_ids) for o in outputs)
-    print(f"100 rows on one prefix, 1000 steps: {steps} tokens in {seconds:.1f} s", flush=True)
-    large = answers(llm, prompts, 200)
-    del llm
-    gc.collect()
-    torch.cuda.empty_cache()
-    # 100 rows of up to 1400 tokens want some 4,000 blocks of 16; 600 hold a seventh.
-    llm = small_model(args, num_gpu_blocks_override=600)
-    small = answers(llm, prompts, 200)
-    equal, ties, wrong = differences(large, small)
-    result = {**environment(args), "counters": counters(args), "steps": steps}
-    result.update(equal=equal, ties=ties, wrong=wrong)
+    result = {**environment(args), "steps": 0}
+    prompts = shared_prompts(100, seed=5)
+    if args.part == "large":
+        rnd = random.Random(2)
+        rows = [prompts[0][:160] + [rnd.randrange(4000) for _ in range(9)] for _ in range(100)]
+        seconds, outputs = generate(llm, rows, 1000)
+        result["steps"] = sum(len(o.outputs[0].token_ids) for o in outputs)
+        print(f"100 rows on one prefix: {result['steps']} tokens in {seconds:.1f} s", flush=True)
+    result["answers"] = answers(llm, prompts, 200)
+    result["counters"] = counters(args)
+    save(args.out, result)
+    return 0
+
+
+def pressure(args):
+    if args.part:
+        return pressure_part(args)
+    parts = {}
+    for part in ("large", "small"):
+        path = f"{args.out}.{part}"
+        words = [sys.executable, os.path.abspath(__file__), "pressure", "--part", part]
+        subprocess.run([*words, "--backend", args.backend, "--out", path], check=True)
+        with open(path, encoding="utf-8") as f:
+            parts[part] = json.load(f)
+    equal, ties, wrong = differences(parts["large"]["answers"], parts["small"]["answers"])
+    steps = parts["large"]["steps"]
+    result = {"steps": steps, "equal": equal, "ties": ties, "wrong": wrong}
+    result["counters"] = {part: parts[part]["counters"] for part in parts}
     save(args.out, result)
     print(f"small cache: {equal} equal, {ties} at a tie, {len(wrong)} differ")
-    complete = steps == 100000 and all(len(a["tokens"]) == 200 for a in small)
+    complete = steps == 100000 and all(len(a["tokens"]) == 200 for a in parts["small"]["answers"])
     return 0 if complete and not wrong else 1
 
 
@@ -468,6 +478,7 @@ def main():
         "--no-homogeneous", dest="homogeneous", action="store_false"
     )
     verbs.choices["tokens"].add_argument("--kv-cache-dtype", default="auto")
+    verbs.choices["pressure"].add_argument("--part", choices=("large", "small"))
     for name in ("compare", "same"):
         verbs.add_parser(name).add_argument("files", nargs=2, metavar="JSON")
     verbs.choices["compare"].add_argument("--csv")

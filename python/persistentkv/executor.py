@@ -7,13 +7,11 @@ made it: after a fork the child is told so, and makes its own.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from . import _abi
@@ -62,11 +60,11 @@ class Executor:
         options.isa = _ISAS[isa]
         options.threads = threads
         handle = ctypes.c_void_p()
-        with self._on_device():
+        self._handle, self._pid = 0, os.getpid()
+        self.lock = threading.RLock()
+        with self.calling():
             lib.call("pkv_executor_create", ctypes.byref(handle), ctypes.byref(options))
         self._handle = handle.value or 0
-        self._pid = os.getpid()
-        self.lock = threading.RLock()
         finalizer = weakref.finalize(self, _destroy, self._pid, self._handle)
         # At exit a daemon thread may still be inside a call; the system takes everything back.
         finalizer.atexit = False
@@ -96,22 +94,9 @@ class Executor:
             )
         return self._handle
 
-    @contextlib.contextmanager
-    def _on_device(self) -> Iterator[None]:
-        """CUDA calls go to the current device: make it ours."""
-        torch = sys.modules.get("torch")
-        if self.kind == "cpu" or torch is None or _current_device() == self.index:
-            yield
-            return
-        with torch.cuda.device(self.index):
-            yield
-
-    @contextlib.contextmanager
-    def calling(self) -> Iterator[int]:
-        """Lock and device held; gives the handle."""
-        handle = self.handle
-        with self.lock, self._on_device():
-            yield handle
+    def calling(self) -> _Calling:
+        """``with executor.calling() as handle``: lock held, device current, process checked."""
+        return _Calling(self)
 
     def stream(self, stream: Any = None) -> int:
         """The address of a torch stream, of a number, or of torch's current stream."""
@@ -121,6 +106,33 @@ class Executor:
             return int(getattr(stream, "cuda_stream", stream))
         torch = sys.modules.get("torch")
         return torch.cuda.current_stream(self.index).cuda_stream if torch is not None else 0
+
+
+class _Calling:
+    """Holds an executor for one call. CUDA calls go to the current device: ours is made that."""
+
+    __slots__ = ("_executor", "_before")
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._before = -1
+
+    def __enter__(self) -> int:
+        executor = self._executor
+        handle = executor.handle
+        executor.lock.acquire()
+        torch = sys.modules.get("torch") if executor.kind == "cuda" else None
+        if torch is not None and (torch.cuda.is_initialized() or torch.cuda.is_available()):
+            current = torch.cuda.current_device()
+            if current != executor.index:
+                self._before = current
+                torch.cuda.set_device(executor.index)
+        return handle
+
+    def __exit__(self, *_: Any) -> None:
+        if self._before >= 0:
+            sys.modules["torch"].cuda.set_device(self._before)
+        self._executor.lock.release()
 
 
 def _current_device() -> int:

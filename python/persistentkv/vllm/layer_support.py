@@ -46,7 +46,7 @@ def scales_refusal(layer: Any, kv_heads: int, kv_cache_dtype: str) -> str:
 
 def executor_of(device: Any) -> tuple[Executor | None, str]:
     """(executor, "") of a torch device, or (None, why not)."""
-    name = "cpu" if device.type == "cpu" else f"{device.type}:{device.index or 0}"
+    name = device.type if device.index is None or device.type == "cpu" else str(device)
     try:
         return default_executor(name), ""
     except PkvError as e:
