@@ -108,7 +108,7 @@ static pkv_status check_request(tally *n, const pkv_sched *s, uint32_t x, uint32
 static pkv_status check_items(tally *n, const pkv_sched *s, uint32_t x, pkv_error *err) {
   const pkv_tree *t = s->tree;
   const pkv_tree_node *v = &t->nodes[x];
-  uint32_t items = v->heavy != NONE, covered = 0, in_b = 0;
+  uint32_t items = v->heavy != NONE, covered = 0, in_b = 0, light = 0, by_size = 0;
   int32_t active = 0, waiting = 0;
   heap_walk w = {t->cells, v->reqs, NONE};
   for (uint32_t i; (i = next_cell(&w)) != NONE; items++, waiting++) {
@@ -123,7 +123,7 @@ static pkv_status check_items(tally *n, const pkv_sched *s, uint32_t x, pkv_erro
          "slot %u: place %d", i, s->reqs[i].place);
   }
   w = (heap_walk){t->by_m, v->paths_m, NONE};
-  for (uint32_t p; (p = next_cell(&w)) != NONE; items++) {
+  for (uint32_t p; (p = next_cell(&w)) != NONE; items++, light++) {
     const pkv_tree_path *path = &t->paths[p];
     const pkv_tree_node *root = &t->nodes[path->root];
     PKV_TRY(check_cell(t->by_m, p, err));
@@ -133,6 +133,13 @@ static pkv_status check_items(tally *n, const pkv_sched *s, uint32_t x, pkv_erro
     active += path->active;
     waiting += path->waiting;
     covered += path->active > 0;
+  }
+  w = (heap_walk){t->by_s, v->paths_s, NONE};
+  for (uint32_t p; (p = next_cell(&w)) != NONE; by_size++) {
+    PKV_TRY(check_cell(t->by_s, p, err));
+    MUST(t->paths[p].parent == x &&
+             t->by_s[p].k.key == -((int64_t)t->paths[p].active + t->paths[p].waiting),
+         "path %u: size", p);
   }
   w = (heap_walk){t->by_b, v->paths_b, NONE};
   for (uint32_t p; (p = next_cell(&w)) != NONE; in_b++) {
@@ -144,6 +151,7 @@ static pkv_status check_items(tally *n, const pkv_sched *s, uint32_t x, pkv_erro
   MUST(in_b == covered && active == v->active && waiting == v->waiting && items == v->items,
        "node %u: %u of %u covered, %d active, %d wait, %u items; not %d, %d, %u", x, in_b, covered,
        active, waiting, items, v->active, v->waiting, v->items);
+  MUST(light == by_size, "node %u: %u light children, %u by size", x, light, by_size);
   MUST(x == PKV_TREE_ROOT || items >= 2, "node %u has %u items", x, items);
   MUST(v->heavy != NONE || v->paths_m == NONE, "node %u has light children only", x);
   return PKV_OK;
@@ -159,11 +167,12 @@ static pkv_status check_path(tally *n, const pkv_sched *s, uint32_t path, pkv_er
     x = t->nodes[x].left;
   while (x != NONE) { /* in order */
     const pkv_tree_node v = t->nodes[x];
-    const int32_t hl = v.left == NONE ? 0 : t->nodes[v.left].height;
-    const int32_t hr = v.right == NONE ? 0 : t->nodes[v.right].height;
+    const int32_t hl = v.left == NONE ? 0 : (int32_t)t->nodes[v.left].height;
+    const int32_t hr = v.right == NONE ? 0 : (int32_t)t->nodes[v.right].height;
     n->nodes++;
     n->children += x != PKV_TREE_ROOT;
-    MUST(hl - hr <= 1 && hr - hl <= 1 && v.height == (hl > hr ? hl : hr) + 1, "node %u: height", x);
+    MUST(hl - hr <= 1 && hr - hl <= 1 && (int32_t)v.height == (hl > hr ? hl : hr) + 1,
+         "node %u: height", x);
     MUST(v.parent == before || (x == PKV_TREE_ROOT && path == 0), "node %u: parent %u, not %u", x,
          v.parent, before);
     MUST(before == NONE || t->nodes[before].depth < v.depth, "node %u: depth %d", x, v.depth);
@@ -209,7 +218,7 @@ pkv_status pkv_tree_check(const pkv_sched *s, pkv_error *err) {
   MUST((int32_t)n.requests == s->waiting + s->active + s->preempted, "%u requests hang",
        n.requests);
   uint32_t entries = 0;
-  for (uint32_t i = 0; i <= t->children.mask; i++)
+  for (uint32_t i = 0; i < t->children.size; i++)
     entries += t->children.entries[i].ref != UINT32_MAX;
   MUST(entries == n.children, "%u children in the table, not %u", entries, n.children);
   return PKV_OK;

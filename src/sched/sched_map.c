@@ -6,21 +6,17 @@
 
 pkv_status pkv_sched_map_init(pkv_sched_map *map, uint32_t most, const pkv_allocator *allocator,
                               pkv_error *err) {
-  uint32_t bits = 4;
-  while (((uint64_t)1 << bits) < (uint64_t)most + most / 2 + 1) /* at most two thirds full */
-    bits++;
-  const size_t count = (size_t)1 << bits;
+  const size_t count = (size_t)most + most / 4 + 2; /* at most four fifths full */
   map->entries = pkv_alloc(allocator, count * sizeof *map->entries);
   PKV_CHECK(err, map->entries, PKV_E_NOMEM, "no memory for a table of %zu entries", count);
-  map->mask = (uint32_t)(count - 1);
-  map->shift = 32 - bits;
+  map->size = (uint32_t)count;
   for (size_t i = 0; i < count; i++)
     map->entries[i] = (pkv_sched_map_entry){FREE, 0};
   return PKV_OK;
 }
 
 size_t pkv_sched_map_bytes(const pkv_sched_map *map) {
-  return map->entries == NULL ? 0 : ((size_t)map->mask + 1) * sizeof *map->entries;
+  return map->entries == NULL ? 0 : (size_t)map->size * sizeof *map->entries;
 }
 
 void pkv_sched_map_deinit(pkv_sched_map *map, const pkv_allocator *allocator) {
@@ -32,28 +28,36 @@ static uint32_t tag_of(uint64_t hash) {
   return (uint32_t)(pkv_sched_mix(hash) >> 32);
 }
 
+static uint32_t home_of(const pkv_sched_map *map, uint32_t tag) {
+  return (uint32_t)((uint64_t)tag * map->size >> 32);
+}
+
+static uint32_t after(const pkv_sched_map *map, uint32_t at) {
+  return at + 1 < map->size ? at + 1 : 0;
+}
+
 static uint32_t seek(const pkv_sched_map *map, uint32_t tag, uint32_t at) {
   while (map->entries[at].ref != FREE) {
     if (map->entries[at].tag == tag) return at;
-    at = (at + 1) & map->mask;
+    at = after(map, at);
   }
   return UINT32_MAX;
 }
 
 uint32_t pkv_sched_map_first(const pkv_sched_map *map, uint64_t hash) {
   const uint32_t tag = tag_of(hash);
-  return seek(map, tag, tag >> map->shift);
+  return seek(map, tag, home_of(map, tag));
 }
 
 uint32_t pkv_sched_map_next(const pkv_sched_map *map, uint64_t hash, uint32_t at) {
-  return seek(map, tag_of(hash), (at + 1) & map->mask);
+  return seek(map, tag_of(hash), after(map, at));
 }
 
 void pkv_sched_map_add(pkv_sched_map *map, uint64_t hash, uint32_t ref) {
   const uint32_t tag = tag_of(hash);
-  uint32_t at = tag >> map->shift;
+  uint32_t at = home_of(map, tag);
   while (map->entries[at].ref != FREE)
-    at = (at + 1) & map->mask;
+    at = after(map, at);
   map->entries[at] = (pkv_sched_map_entry){ref, tag};
 }
 
@@ -70,14 +74,17 @@ void pkv_sched_map_replace(pkv_sched_map *map, uint64_t hash, uint32_t ref, uint
   if (at != UINT32_MAX) map->entries[at].ref = other;
 }
 
+static uint32_t distance(const pkv_sched_map *map, uint32_t from, uint32_t to) {
+  return to >= from ? to - from : to + map->size - from;
+}
+
 void pkv_sched_map_remove(pkv_sched_map *map, uint64_t hash, uint32_t ref) {
   uint32_t gap = find(map, hash, ref);
   if (gap == UINT32_MAX) return;
-  for (uint32_t at = (gap + 1) & map->mask; map->entries[at].ref != FREE;
-       at = (at + 1) & map->mask) {
+  for (uint32_t at = after(map, gap); map->entries[at].ref != FREE; at = after(map, at)) {
     /* An entry may move into the gap when that is not before the place it would like. */
-    const uint32_t home = map->entries[at].tag >> map->shift;
-    if (((at - home) & map->mask) < ((at - gap) & map->mask)) continue;
+    const uint32_t home = home_of(map, map->entries[at].tag);
+    if (distance(map, home, at) < distance(map, gap, at)) continue;
     map->entries[gap] = map->entries[at];
     gap = at;
   }

@@ -11,12 +11,12 @@
 
 typedef struct pkv_sched_map_entry {
   uint32_t ref; /* UINT32_MAX = free */
-  uint32_t tag; /* its upper bits are the place it would like */
+  uint32_t tag; /* the place it would like is tag / 2^32 of the table */
 } pkv_sched_map_entry;
 
 typedef struct pkv_sched_map {
   pkv_sched_map_entry *entries;
-  uint32_t mask, shift;
+  uint32_t size;
 } pkv_sched_map;
 
 /* For at most `most` references. E_NOMEM. */

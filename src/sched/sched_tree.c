@@ -3,12 +3,13 @@
  * The prefix tree as a whole: what the other parts ask of it, and how a change at one node reaches
  * the root.
  *
- * Heavy children. Going up through a light child with more than twice the requests of the heavy
- * one, the two change roles. So a light child that was looked at since holds at most two thirds of
- * its parent's requests, and a path to the root has O(log n) light edges. Heavy children that
- * shrink are not looked at before something goes up beside them; a path then has O(sqrt n) edges of
- * that kind at most, as each stands for requests that have left, and what passes mends up to
- * MOST_SWITCHES of them.
+ * Heavy children. No light child may have more than twice the requests of its node's heavy child;
+ * it has then at most two thirds of those below the node, and a path to the root has at most
+ * log(n) / log(1.5) light edges. Whether a path keeps to that, the slack of its root segment says
+ * at once, whichever side has grown or shrunk. Where it does not, the largest light child becomes
+ * the heavy one, in O(log n); one operation mends MOST_SWITCHES of them at most and leaves the rest
+ * to the next. A child must gain or lose a third of its requests before it is due again, so that
+ * on average there are far fewer.
  */
 #include "sched/sched_tree.h"
 
@@ -23,6 +24,10 @@ static pkv_sched_key best_of(const pkv_tree *t, uint32_t path) {
   return t->nodes[t->paths[path].root].c0;
 }
 
+static pkv_sched_key size_key(uint32_t path, const pkv_tree_path *p) {
+  return (pkv_sched_key){-((int64_t)p->active + p->waiting), 0, path};
+}
+
 void pkv_tree_link(pkv_tree *t, uint32_t path) {
   pkv_tree_path *p = &t->paths[path];
   const pkv_tree_node *root = &t->nodes[p->root];
@@ -33,6 +38,8 @@ void pkv_tree_link(pkv_tree *t, uint32_t path) {
   u->waiting += p->waiting;
   t->by_m[path].k = root->m;
   pkv_sched_heap_insert(t->by_m, &u->paths_m, path);
+  t->by_s[path].k = size_key(path, p);
+  pkv_sched_heap_insert(t->by_s, &u->paths_s, path);
   if (p->active == 0) return;
   t->by_b[path].k = root->c0;
   pkv_sched_heap_insert(t->by_b, &u->paths_b, path);
@@ -44,6 +51,7 @@ void pkv_tree_unlink(pkv_tree *t, uint32_t path) {
   u->active -= p->active;
   u->waiting -= p->waiting;
   pkv_sched_heap_remove(t->by_m, &u->paths_m, path);
+  pkv_sched_heap_remove(t->by_s, &u->paths_s, path);
   if (p->active > 0) pkv_sched_heap_remove(t->by_b, &u->paths_b, path);
 }
 
@@ -58,6 +66,8 @@ static bool relink(pkv_tree *t, uint32_t path) {
   u->waiting += root->sum_waiting - p->waiting;
   p->active = root->sum_active;
   p->waiting = root->sum_waiting;
+  const pkv_sched_key size = size_key(path, p);
+  if (t->by_s[path].k.key != size.key) pkv_sched_heap_change(t->by_s, &u->paths_s, path, size);
   if (!pkv_sched_same_key(&t->by_m[path].k, &root->m)) {
     pkv_sched_heap_change(t->by_m, &u->paths_m, path, root->m);
     changed = true;
@@ -93,26 +103,18 @@ void pkv_tree_promote(pkv_tree *t, uint32_t u, uint32_t path) {
   pkv_tree_link(t, path);
 }
 
-/* Requests below the heavy child of u. */
-static int64_t heavy_size(const pkv_tree *t, uint32_t u) {
-  const pkv_tree_spot spot = pkv_tree_look(t, u);
-  return (int64_t)spot.active + spot.waiting - t->nodes[u].active - t->nodes[u].waiting;
-}
-
 void pkv_tree_mend(pkv_tree *t, uint32_t v, bool sizes) {
   int switches = 0;
-  for (;;) {
+  while (v != NONE) {
     const uint32_t path = pkv_tree_pull_up(t, v);
-    const uint32_t u = t->paths[path].parent;
-    if (u == NONE || !relink(t, path)) return;
-    if (sizes && switches < MOST_SWITCHES) {
-      const int64_t size = (int64_t)t->paths[path].active + t->paths[path].waiting;
-      if (size > 2 * heavy_size(t, u)) {
-        pkv_tree_promote(t, u, path);
-        switches++;
-      }
+    while (sizes && t->nodes[t->paths[path].root].slack < 0 && switches < MOST_SWITCHES) {
+      const uint32_t x = pkv_tree_top_heavy(t, path);
+      pkv_tree_promote(t, x, t->nodes[x].paths_s);
+      (void)pkv_tree_pull_up(t, x);
+      switches++;
     }
-    v = u;
+    v = t->paths[path].parent;
+    if (v != NONE && !relink(t, path)) return;
   }
 }
 
@@ -134,13 +136,15 @@ pkv_status pkv_tree_create(pkv_sched *s, pkv_error *err) {
   t->paths = pkv_sched_take(s, t->path_capacity, sizeof *t->paths);
   t->by_m = pkv_sched_take(s, t->path_capacity, sizeof *t->by_m);
   t->by_b = pkv_sched_take(s, t->path_capacity, sizeof *t->by_b);
-  PKV_CHECK(err, t->nodes && t->paths && t->by_m && t->by_b, PKV_E_NOMEM,
+  t->by_s = pkv_sched_take(s, t->path_capacity, sizeof *t->by_s);
+  PKV_CHECK(err, t->nodes && t->paths && t->by_m && t->by_b && t->by_s, PKV_E_NOMEM,
             "no memory for a tree of %u requests", s->capacity);
   PKV_TRY(pkv_sched_map_init(&t->children, 2 * s->capacity + 2, &s->allocator, err));
   s->allocated += (int64_t)pkv_sched_map_bytes(&t->children);
   memset(&t->nodes[PKV_TREE_ROOT], 0, sizeof t->nodes[0]);
   pkv_tree_node *root = &t->nodes[PKV_TREE_ROOT];
-  root->parent = root->heavy = root->reqs = root->side = root->paths_m = root->paths_b = NONE;
+  root->parent = root->heavy = root->reqs = root->side = root->paths_m = root->paths_b =
+      root->paths_s = NONE;
   t->fresh_node = 1;
   t->node_count = 1;
   (void)pkv_tree_path_new(t, PKV_TREE_ROOT, NONE);
@@ -151,6 +155,7 @@ void pkv_tree_destroy(pkv_sched *s) {
   pkv_tree *t = s->tree;
   if (t == NULL) return;
   pkv_sched_map_deinit(&t->children, &s->allocator);
+  pkv_sched_give(s, t->by_s, t->path_capacity, sizeof *t->by_s);
   pkv_sched_give(s, t->by_b, t->path_capacity, sizeof *t->by_b);
   pkv_sched_give(s, t->by_m, t->path_capacity, sizeof *t->by_m);
   pkv_sched_give(s, t->paths, t->path_capacity, sizeof *t->paths);
@@ -171,10 +176,11 @@ void pkv_tree_remove(pkv_sched *s, uint32_t slot) {
 
 void pkv_tree_move(pkv_sched *s, uint32_t slot, pkv_sched_place to) {
   const uint32_t node = s->reqs[slot].node;
+  const bool sizes = to == PKV_SCHED_IS_PREEMPTED || s->reqs[slot].place == PKV_SCHED_IS_PREEMPTED;
   pkv_tree_detach(s, node, slot);
   s->reqs[slot].place = (uint8_t)to;
   pkv_tree_attach(s, node, slot);
-  pkv_tree_mend(s->tree, node, false);
+  pkv_tree_mend(s->tree, node, sizes);
 }
 
 uint32_t pkv_tree_choose(const pkv_sched *s) {
@@ -252,7 +258,7 @@ size_t pkv_tree_used(const pkv_sched *s) {
   const size_t map = pkv_sched_map_bytes(&t->children);
   const size_t held = (size_t)s->waiting + (size_t)s->active + (size_t)s->preempted;
   return t->node_count * sizeof *t->nodes +
-         t->path_count * (sizeof *t->paths + 2 * sizeof *t->by_m) +
+         t->path_count * (sizeof *t->paths + 3 * sizeof *t->by_m) +
          (size_t)((double)map * (double)held / (double)s->capacity);
 }
 

@@ -15,7 +15,7 @@
  * *light* part: requests, light child nodes) and of its *heavy* child. So nodes are strung on heavy
  * paths, each kept as an AVL tree over its nodes by depth, whose every subtree (a *segment* of the
  * path) holds that function in constant size; sched_tree_chain.c says how. A node's light children
- * lie in two leftist heaps, its waiting requests in a third. An operation mends one position of
+ * lie in three leftist heaps, its waiting requests in one more. An operation mends one position of
  * O(log n) paths at O(log n) each, whatever the depth of the trie: chains of prompts that branch at
  * every depth become one long path.
  */
@@ -35,18 +35,24 @@ typedef struct pkv_tree_node {
   pkv_sched_key c0; /* best of the segment when nothing below it is */
   int32_t q;        /* depth of the deepest node that its light part covers; -1 = none */
   int32_t sum_active, sum_waiting;
+  /* Least over its nodes of (requests below the heavy child) - (half of those below the largest
+     light child), nothing being below the segment. Negative for a whole path: some node's heavy
+     child has become too small. */
+  int32_t slack;
   uint32_t left, right, up;
-  int32_t height;
   /* Of the node. */
-  int32_t depth;             /* tokens */
-  int32_t active, waiting;   /* requests in the light part, whole subtrees of light children */
-  uint32_t parent, heavy;    /* heavy is also the next node of the path */
-  uint32_t reqs;             /* heap of waiting requests, in pkv_sched.cells */
-  uint32_t side;             /* list of the others that hang here, by cells' left and right */
-  uint32_t paths_m, paths_b; /* heaps of light children: all by m, covered ones by c0 */
-  uint32_t items;            /* requests and child nodes */
-  uint64_t first;            /* hash of the first chunk after the parent */
+  int32_t depth;           /* tokens */
+  int32_t active, waiting; /* requests in the light part, whole subtrees of light children */
+  uint32_t parent, heavy;  /* heavy is also the next node of the path */
+  uint32_t reqs;           /* heap of waiting requests, in pkv_sched.cells */
+  uint32_t side;           /* list of the others that hang here, by cells' left and right */
+  /* Heaps of light children: all by m, covered ones by c0, all by size (the largest first). */
+  uint32_t paths_m, paths_b, paths_s;
+  uint32_t items : 24; /* requests and child nodes */
+  uint32_t height : 8; /* of the segment, in the AVL tree */
+  uint64_t first;      /* hash of the first chunk after the parent */
 } pkv_tree_node;
+_Static_assert(sizeof(pkv_tree_node) == 128, "two cache lines");
 
 typedef struct pkv_tree_path {
   uint32_t root;           /* of the AVL tree; of unused records: the next one */
@@ -55,9 +61,9 @@ typedef struct pkv_tree_path {
 } pkv_tree_path;
 
 struct pkv_tree {
-  pkv_tree_node *nodes;        /* [node_capacity] */
-  pkv_tree_path *paths;        /* [path_capacity] */
-  pkv_sched_cell *by_m, *by_b; /* [path_capacity] */
+  pkv_tree_node *nodes;               /* [node_capacity] */
+  pkv_tree_path *paths;               /* [path_capacity] */
+  pkv_sched_cell *by_m, *by_b, *by_s; /* [path_capacity] */
   uint32_t node_capacity, path_capacity;
   uint32_t free_node, fresh_node, free_path, fresh_path;
   uint32_t node_count, path_count;
@@ -91,6 +97,8 @@ void pkv_tree_path_append(pkv_tree *t, uint32_t path, uint32_t more);
 
 /* The deepest node of the path whose depth is at most `depth`; PKV_SCHED_NONE = none. */
 uint32_t pkv_tree_deepest(const pkv_tree *t, uint32_t path, int32_t depth);
+/* A node of a path of negative slack whose heavy child is too small. */
+uint32_t pkv_tree_top_heavy(const pkv_tree *t, uint32_t path);
 /* The first node of the path whose light part holds active requests. */
 uint32_t pkv_tree_first_covered(const pkv_tree *t, uint32_t path);
 

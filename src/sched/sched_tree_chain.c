@@ -15,7 +15,8 @@
  *   B has active requests:  c0 = min(T.c1, B.c0)               q = B.q
  *   it has none:            c0 = min(T.c0, B.m - w * T.q)      q = T.q
  *
- * Nodes less deep than share_min offer nothing themselves.
+ * Nodes less deep than share_min offer nothing themselves. Counts add up, and slack composes as
+ * min(T.slack + requests of B, B.slack).
  */
 #include "sched/sched_tree.h"
 
@@ -25,7 +26,7 @@
 
 typedef struct segment {
   pkv_sched_key m, c1, c0;
-  int32_t q, active, waiting;
+  int32_t q, active, waiting, slack;
 } segment;
 
 static inline void least(pkv_sched_key *a, const pkv_sched_key *b) {
@@ -37,6 +38,11 @@ static inline pkv_sched_key from_depth(const pkv_tree *t, const pkv_sched_key *k
   pkv_sched_key c = *k;
   if (c.slot != NONE) c.key -= t->weight * depth;
   return c;
+}
+
+/* Half of the requests below the largest light child, rounded up. */
+static int32_t half_largest(const pkv_tree *t, const pkv_tree_node *n) {
+  return n->paths_s == NONE ? 0 : (int32_t)((1 - t->by_s[n->paths_s].k.key) / 2);
 }
 
 static segment own_segment(const pkv_tree *t, uint32_t x) {
@@ -59,11 +65,12 @@ static segment own_segment(const pkv_tree *t, uint32_t x) {
   }
   g.active = n->active;
   g.waiting = n->waiting;
+  g.slack = -half_largest(t, n);
   return g;
 }
 
 static inline segment segment_at(const pkv_tree_node *n) {
-  return (segment){n->m, n->c1, n->c0, n->q, n->sum_active, n->sum_waiting};
+  return (segment){n->m, n->c1, n->c0, n->q, n->sum_active, n->sum_waiting, n->slack};
 }
 
 /* a becomes a over b. */
@@ -80,10 +87,12 @@ static inline void compose(const pkv_tree *t, segment *a, const segment *b) {
   least(&a->c1, &b->c1);
   a->active += b->active;
   a->waiting += b->waiting;
+  a->slack += b->active + b->waiting;
+  if (b->slack < a->slack) a->slack = b->slack;
 }
 
 static int32_t height(const pkv_tree *t, uint32_t x) {
-  return x == NONE ? 0 : t->nodes[x].height;
+  return x == NONE ? 0 : (int32_t)t->nodes[x].height;
 }
 
 void pkv_tree_pull(pkv_tree *t, uint32_t x) {
@@ -105,8 +114,9 @@ void pkv_tree_pull(pkv_tree *t, uint32_t x) {
   n->q = g.q;
   n->sum_active = g.active;
   n->sum_waiting = g.waiting;
+  n->slack = g.slack;
   const int32_t hl = height(t, n->left), hr = height(t, n->right);
-  n->height = (hl > hr ? hl : hr) + 1;
+  n->height = (uint32_t)((hl > hr ? hl : hr) + 1) & 0xffu;
 }
 
 uint32_t pkv_tree_pull_up(pkv_tree *t, uint32_t x) {
@@ -328,6 +338,26 @@ uint32_t pkv_tree_deepest(const pkv_tree *t, uint32_t path, int32_t depth) {
     }
   }
   return found;
+}
+
+static int32_t size_of(const pkv_tree *t, uint32_t x) {
+  return x == NONE ? 0 : t->nodes[x].sum_active + t->nodes[x].sum_waiting;
+}
+
+uint32_t pkv_tree_top_heavy(const pkv_tree *t, uint32_t path) {
+  int32_t below = 0;
+  for (uint32_t x = t->paths[path].root; x != NONE;) {
+    const pkv_tree_node *n = &t->nodes[x];
+    if (n->right != NONE && t->nodes[n->right].slack + below < 0) {
+      x = n->right;
+      continue;
+    }
+    below += size_of(t, n->right);
+    if (below < half_largest(t, n)) return x;
+    below += n->active + n->waiting;
+    x = n->left;
+  }
+  return NONE;
 }
 
 static int32_t sum_active(const pkv_tree *t, uint32_t x) {

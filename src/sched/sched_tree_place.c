@@ -159,7 +159,7 @@ static uint32_t new_node(pkv_tree *t, int32_t depth, uint32_t parent) {
   memset(n, 0, sizeof *n);
   n->depth = depth;
   n->parent = parent;
-  n->heavy = n->reqs = n->side = n->paths_m = n->paths_b = NONE;
+  n->heavy = n->reqs = n->side = n->paths_m = n->paths_b = n->paths_s = NONE;
   n->left = n->right = n->up = NONE;
   return x;
 }
@@ -288,7 +288,7 @@ static uint32_t merge_request(pkv_sched *s, uint32_t x) {
   } else {
     t->nodes[u].heavy = NONE; /* x was the end of u's path */
     pkv_tree_path_cut_out(t, path, x);
-    if (t->nodes[u].paths_m != NONE) pkv_tree_promote(t, u, t->nodes[u].paths_m);
+    if (t->nodes[u].paths_s != NONE) pkv_tree_promote(t, u, t->nodes[u].paths_s);
   }
   free_node(t, x);
   pkv_tree_attach(s, u, y);
@@ -298,7 +298,7 @@ static uint32_t merge_request(pkv_sched *s, uint32_t x) {
 /* The single child node of x goes to x's parent, and x goes. */
 static uint32_t merge_node(pkv_sched *s, uint32_t x) {
   pkv_tree *t = s->tree;
-  if (t->nodes[x].heavy == NONE) pkv_tree_promote(t, x, t->nodes[x].paths_m);
+  if (t->nodes[x].heavy == NONE) pkv_tree_promote(t, x, t->nodes[x].paths_s);
   const pkv_tree_node n = t->nodes[x];
   const uint32_t u = n.parent, y = n.heavy;
   pkv_sched_map_remove(&t->children, edge_key(x, t->nodes[y].first), y | PKV_TREE_NODE);

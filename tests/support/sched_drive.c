@@ -20,7 +20,8 @@ int32_t *sd_prompt(int32_t group, int32_t shared, int32_t own, int32_t length) {
   int32_t *tokens = malloc(((size_t)length + 1) * sizeof *tokens);
   assert_non_null(tokens);
   for (int32_t i = 0; i < length; i++)
-    tokens[i] = i < shared ? group * 100003 + i : (own + 1) * 1000003 + i;
+    tokens[i] =
+        i < shared ? group * 100003 + i : (int32_t)(((uint32_t)own + 1) * 1000003u + (uint32_t)i);
   return tokens;
 }
 

@@ -77,7 +77,7 @@ static int verdict(const pkv_sched_options *o, int rows, int32_t keeps, int crow
   assert_int_equal(pick.chain_after, keeps);
   assert_int_equal(pick.waiting_sharers, crowd);
   scene_end(&c);
-  return pick.verdict;
+  return (int)pick.verdict;
 }
 
 /* ---- the static ones ---- */
@@ -235,7 +235,7 @@ static void ucb_follows_its_formula(void **state) {
       score[a] = n[a] == 0 ? INFINITY : sum[a] / n[a] + 200 * sqrt(log(n[0] + n[1] + 1) / n[a]);
     const int expected = score[1] > score[0];
     const double reward[2] = {900 + 10 * (i % 5), 1000 - 10 * (i % 3)};
-    const int got = round_of(&c, reward[0], reward[1]);
+    const int got = (int)round_of(&c, reward[0], reward[1]);
     if (got != expected) fail_msg("round %d: %d, expected %d", i, got, expected);
     sum[got] += 8 / (8 / reward[got]);
     n[got]++;
