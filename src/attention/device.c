@@ -70,7 +70,8 @@ pkv_status pkv_device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype kv
 
 /* Device memory of a plan whose limits are known. */
 static pkv_status allocate(pkv_device_plan *plan, const pkv_device_ops *ops, int64_t slot_bytes,
-                           int32_t tiles, pkv_error *err) {
+                           pkv_error *err) {
+  const int32_t tiles = plan->tiles;
   const int64_t merges = plan->limits.max_merges > 0 ? plan->limits.max_merges : 1;
   const int64_t slots = plan->limits.max_slots > 0 ? plan->limits.max_slots : 1;
   int64_t bytes;
@@ -94,9 +95,13 @@ static pkv_status allocate(pkv_device_plan *plan, const pkv_device_ops *ops, int
   return PKV_OK;
 }
 
+/* What a segment costs against a tile of 8 on a GPU: docs/notes/cuda-decode.md. */
+#define DEVICE_SEGMENT_COST 16
+
 static pkv_status create(pkv_device_plan *plan, const pkv_device_ops *ops, pkv_error *err) {
   int64_t slot_bytes;
-  int32_t tiles;
+  if (plan->options.segment_cost == 0 && plan->options.tile_cost == 0)
+    plan->options.segment_cost = DEVICE_SEGMENT_COST;
   if (plan->options.parts == 0 &&
       (plan->options.route == PKV_ROUTE_BALANCED || plan->options.route == PKV_ROUTE_AUTO))
     PKV_TRY(ops->parts(&plan->options.parts, plan->executor, plan->kv_dtype, plan->shape.head_dim,
@@ -104,12 +109,13 @@ static pkv_status create(pkv_device_plan *plan, const pkv_device_ops *ops, pkv_e
   PKV_TRY(pkv_plan_bounds(&plan->limits.plan_bytes, &plan->limits.max_merges,
                           &plan->limits.max_slots, &plan->shape, &plan->options,
                           plan->limits.max_rows, plan->limits.max_seq_len, err));
-  PKV_TRY(ops->sizes(&slot_bytes, &tiles, plan->executor, &plan->shape, plan->kv_dtype, err));
+  PKV_TRY(ops->sizes(&slot_bytes, plan, err));
   plan->launch_room = 2 * plan->limits.max_rows + 2;
   plan->launch =
       pkv_alloc_zeroed(&plan->executor->allocator, (size_t)plan->launch_room, sizeof *plan->launch);
   PKV_CHECK(err, plan->launch, PKV_E_NOMEM, "%d launches of the plan", plan->launch_room);
-  return allocate(plan, ops, slot_bytes, tiles, err);
+  PKV_TRY(allocate(plan, ops, slot_bytes, err));
+  return ops->reset(plan, NULL, err);
 }
 
 pkv_status pkv_device_plan_create(pkv_device_plan **out, pkv_executor *executor,

@@ -20,6 +20,9 @@ struct pkv_device_plan {
   pkv_dtype kv_dtype;
   pkv_device_limits limits;
   int32_t fused_merge, overlap;
+  int32_t tiles, tile_rows; /* of a segment's query rows, that a CTA takes together */
+  int32_t stages;           /* of the kernel's copy ring */
+  int32_t clears_slots;     /* slots are emptied by each build and upload */
   int32_t fresh;           /* no launch has used the plan yet */
   int32_t built;           /* header says for what */
   struct pkv_plan header;  /* host copy; of a device-made plan without what the lengths decide */
@@ -41,13 +44,12 @@ typedef struct pkv_device_ops {
   pkv_status (*synchronize)(pkv_executor *executor, void *stream, pkv_error *err);
   pkv_status (*parts)(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype, int32_t head_dim,
                       pkv_error *err);
-  /* Bytes of one slot, and how many tiles of query rows a segment has. */
-  pkv_status (*sizes)(int64_t *slot_bytes, int32_t *tiles, pkv_executor *executor,
-                      const pkv_shape *shape, pkv_dtype kv_dtype, pkv_error *err);
+  /* Sets the plan's tiles, tile_rows, stages and clears_slots; bytes of one slot. */
+  pkv_status (*sizes)(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err);
   /* Lengths are cut to 0 .. max_seq_len. */
   pkv_status (*build)(struct pkv_device_plan *plan, int32_t max_seq_len, const int32_t *seq_len,
                       void *stream, pkv_error *err);
-  /* Counters and fault to 0. */
+  /* The workspace as a launch expects it. */
   pkv_status (*reset)(struct pkv_device_plan *plan, void *stream, pkv_error *err);
   pkv_status (*attention)(struct pkv_device_plan *plan, const pkv_attention_params *p, void *stream,
                           pkv_error *err);

@@ -29,7 +29,6 @@
 #define STEP_LAYERS   32
 #define MOST_GRAPHS   64 /* of one layer each */
 #define ROUTES        6
-#define SEGMENT_COST  24 /* against 8 of a tile: measured best on an H200 */
 #define NEEDLE_SCORE  40.0
 #define NULL_READS    2 /* with few blocks a multiprocessor, and with many */
 #define READ_START_US 5.2
@@ -395,7 +394,6 @@ static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err)
   const pkv_plan *plan;
   size_t workspace;
   c->options = bench_plan_options(b->frame->o, c->route);
-  if (c->options.segment_cost == 0 && plans_on_device(c)) c->options.segment_cost = SEGMENT_COST;
   if (c->options.parts == 0 && plans_on_device(c))
     PKV_TRY(pkv_device_parts(&c->options.parts, b->meter->executor, dtype, shape->head_dim, err));
   PKV_TRY(pkv_device_plan_create(&c->plan, b->meter->executor, shape, &c->options, dtype,

@@ -51,8 +51,14 @@ typedef struct pkv_plan_core {
   int64_t unit_cost, segment_cost;
 } pkv_plan_core;
 
+/* a / b for a >= 0, b > 0: a GPU divides 32 bits many times faster than 64. */
+static inline PKV_HD int64_t pkv_core_div(int64_t a, int64_t b) {
+  if ((((uint64_t)a | (uint64_t)b) >> 32) == 0) return (uint32_t)a / (uint32_t)b;
+  return a / b;
+}
+
 static inline PKV_HD int64_t pkv_core_div_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
+  return pkv_core_div(a + b - 1, b);
 }
 
 /* First token that a row's first query sees. */
@@ -62,7 +68,8 @@ static inline PKV_HD int64_t pkv_core_first_token(int32_t q_len, int32_t window,
 }
 
 static inline PKV_HD int32_t pkv_core_first_unit(const pkv_plan_core *core, int32_t length) {
-  return (int32_t)(pkv_core_first_token(core->q_len, core->window, length) / core->unit_tokens);
+  return (int32_t)pkv_core_div(pkv_core_first_token(core->q_len, core->window, length),
+                               core->unit_tokens);
 }
 
 static inline PKV_HD int32_t pkv_core_units(const pkv_plan_core *core, int32_t length) {
@@ -74,7 +81,8 @@ static inline PKV_HD int64_t pkv_core_segment(const pkv_plan_core *core, int32_t
 }
 
 static inline PKV_HD int64_t pkv_core_cut(int64_t total, int32_t parts, int32_t p) {
-  return p * (total / parts) + p * (total % parts) / parts;
+  const int64_t each = pkv_core_div(total, parts);
+  return p * each + pkv_core_div(p * (total - each * parts), parts);
 }
 
 /* The last row whose cost starts at or before c; 0 <= c < row_cost[rows]. */
@@ -105,9 +113,9 @@ static inline PKV_HD void pkv_core_cursor(pkv_plan_cursor *out, const pkv_plan_c
   const int32_t row = pkv_core_find_row(row_cost, core->rows, c);
   const int32_t units = pkv_core_units(core, seq_len[row]);
   const int64_t segment = pkv_core_segment(core, units);
-  int32_t head = (int32_t)((c - row_cost[row]) / segment);
-  const int64_t x = (c - row_cost[row]) % segment - core->segment_cost;
-  int32_t unit = x <= 0 ? 0 : (int32_t)((2 * x + core->unit_cost) / (2 * core->unit_cost));
+  int32_t head = (int32_t)pkv_core_div(c - row_cost[row], segment);
+  const int64_t x = c - row_cost[row] - head * segment - core->segment_cost;
+  int32_t unit = x <= 0 ? 0 : (int32_t)pkv_core_div(2 * x + core->unit_cost, 2 * core->unit_cost);
   if (unit > 0 && unit == units) {
     unit = 0;
     head++;

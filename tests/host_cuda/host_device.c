@@ -72,14 +72,12 @@ static pkv_status host_parts(int32_t *parts, pkv_executor *executor, pkv_dtype d
   return PKV_OK;
 }
 
-static pkv_status host_sizes(int64_t *slot_bytes, int32_t *tiles, pkv_executor *executor,
-                             const pkv_shape *shape, pkv_dtype dtype, pkv_error *err) {
-  (void)executor;
-  (void)dtype;
+static pkv_status host_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err) {
+  const pkv_shape *shape = &plan->shape;
   (void)err;
-  *tiles = 1;
-  *slot_bytes = (int64_t)(shape->query_heads / shape->kv_heads) * shape->q_len *
-                (shape->head_dim + 2) * (int64_t)sizeof(float);
+  plan->tiles = 1;
+  plan->tile_rows = shape->query_heads / shape->kv_heads * shape->q_len;
+  *slot_bytes = (int64_t)plan->tile_rows * (shape->head_dim + 2) * (int64_t)sizeof(float);
   return PKV_OK;
 }
 

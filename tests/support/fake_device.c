@@ -66,14 +66,13 @@ static pkv_status fake_parts(int32_t *parts, pkv_executor *executor, pkv_dtype k
   return PKV_OK;
 }
 
-static pkv_status fake_sizes(int64_t *slot_bytes, int32_t *tiles, pkv_executor *executor,
-                             const pkv_shape *shape, pkv_dtype kv_dtype, pkv_error *err) {
-  (void)executor;
-  (void)kv_dtype;
+static pkv_status fake_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err) {
+  const pkv_shape *shape = &plan->shape;
   PKV_TRY(call("sizes", err));
   const int64_t rows = (int64_t)(shape->query_heads / shape->kv_heads) * shape->q_len;
   *slot_bytes = 16 * (shape->head_dim + 2) * 4;
-  *tiles = (int32_t)((rows + 15) / 16);
+  plan->tile_rows = 16;
+  plan->tiles = (int32_t)((rows + 15) / 16);
   return PKV_OK;
 }
 

@@ -19,8 +19,8 @@ extern "C" {
 
 struct cuda_state {
   int device, sms;
-  int shared_bytes; /* of a multiprocessor */
-  bool check;       /* PKV_CUDA_CHECK: synchronise after each launch */
+  pkv_cuda_shared_memory shared_memory;
+  bool check; /* PKV_CUDA_CHECK: synchronise after each launch */
 };
 
 #define PKV_CUDA(err, call)                                                                        \
@@ -91,57 +91,65 @@ static pkv_status ops_of(const pkv_cuda_decode_ops **out, pkv_dtype dtype, int32
   return PKV_OK;
 }
 
-/* Raises the kernels' shared-memory limits, which every plan needs; CTAs a multiprocessor. */
-static pkv_status prepare(int32_t *ctas, const pkv_cuda_decode_ops *ops, pkv_executor *executor,
-                          pkv_dtype dtype, int32_t head_dim, pkv_error *err) {
-  *ctas = 0;
-  const cudaError_t e = ops->prepare(ctas);
-  if (e == cudaErrorInvalidValue) (void)cudaGetLastError(); /* more than a block may have */
-  if (e != cudaSuccess && e != cudaErrorInvalidValue) return pkv_cuda_fail(err, e, "prepare");
-  PKV_CHECK(err, e == cudaSuccess && *ctas > 0, PKV_E_UNSUPPORTED,
-            "the decode kernel of %s with head_dim %d does not fit this device's multiprocessors "
-            "of %d bytes of shared memory",
-            pkv_dtype_name(dtype), head_dim, state_of(executor)->shared_bytes);
+/* CTAs of `balanced` an SM, and the stages of their rings. */
+static pkv_status prepare(int32_t *ctas, int32_t *stages, pkv_executor *executor, pkv_dtype dtype,
+                          int32_t head_dim, pkv_error *err) {
+  const pkv_cuda_decode_ops *ops;
+  const pkv_cuda_shared_memory *memory = &state_of(executor)->shared_memory;
+  PKV_TRY(ops_of(&ops, dtype, head_dim, err));
+  PKV_CUDA(err, cudaSetDevice(state_of(executor)->device));
+  PKV_CUDA(err, ops->prepare(ctas, stages, memory));
+  PKV_CHECK(err, *ctas > 0, PKV_E_UNSUPPORTED,
+            "decode for a %s cache with head_dim %d needs more shared memory than this device's %d "
+            "bytes a CTA",
+            pkv_dtype_name(dtype), head_dim, memory->a_cta);
   return PKV_OK;
 }
 
 static pkv_status device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype dtype,
                                int32_t head_dim, pkv_error *err) {
-  const pkv_cuda_decode_ops *ops;
-  int32_t ctas;
-  PKV_TRY(ops_of(&ops, dtype, head_dim, err));
-  PKV_TRY(prepare(&ctas, ops, executor, dtype, head_dim, err));
+  int32_t ctas, stages;
+  PKV_TRY(prepare(&ctas, &stages, executor, dtype, head_dim, err));
   *parts = ctas * state_of(executor)->sms;
   return PKV_OK;
 }
 
-static pkv_status device_sizes(int64_t *slot_bytes, int32_t *tiles, pkv_executor *executor,
-                               const pkv_shape *shape, pkv_dtype dtype, pkv_error *err) {
+static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
+  const pkv_shape *shape = &plan->shape;
   int32_t ctas;
-  PKV_TRY(ops_of(&ops, dtype, shape->head_dim, err));
-  PKV_TRY(prepare(&ctas, ops, executor, dtype, shape->head_dim, err));
+  PKV_TRY(ops_of(&ops, plan->kv_dtype, shape->head_dim, err));
+  PKV_TRY(prepare(&ctas, &plan->stages, plan->executor, plan->kv_dtype, shape->head_dim, err));
   const int64_t rows = (int64_t)(shape->query_heads / shape->kv_heads) * shape->q_len;
-  const int64_t count = (rows + PKV_CUDA_TILE_ROWS - 1) / PKV_CUDA_TILE_ROWS;
+  const bool balanced =
+      plan->options.route == PKV_ROUTE_BALANCED || plan->options.route == PKV_ROUTE_AUTO;
+  plan->tile_rows = balanced && rows > 8 ? 16 : 8;
+  const int64_t count = (rows + plan->tile_rows - 1) / plan->tile_rows;
   PKV_CHECK(err, count <= 65535, PKV_E_UNSUPPORTED,
             "shape: q_len %d times %d heads a KV head is too large", shape->q_len,
             shape->query_heads / shape->kv_heads);
-  *tiles = (int32_t)count;
-  *slot_bytes = (int64_t)ops->slot_floats * 4;
+  plan->tiles = (int32_t)count;
+  plan->clears_slots = balanced && !(plan->options.flags & PKV_PLAN_BATCH_INVARIANT);
+  *slot_bytes = (int64_t)plan->tile_rows * pkv_cuda_slot_row(ops->head_dim) * 4;
   return PKV_OK;
 }
 
 static pkv_status device_build(struct pkv_device_plan *plan, int32_t max_seq_len,
                                const int32_t *seq_len, void *stream, pkv_error *err) {
+  const pkv_cuda_workspace workspace = {plan->counters, plan->counter_count,
+                                        plan->clears_slots ? plan->slots : NULL,
+                                        (int64_t)plan->slot_bytes, plan->fault};
   const cudaError_t e =
-      pkv_cuda_launch_planner(&plan->header, plan->plan, seq_len, max_seq_len, plan->counters,
-                              plan->counter_count, plan->fault, (cudaStream_t)stream);
+      pkv_cuda_launch_planner(&plan->header, plan->plan, seq_len, max_seq_len, &workspace,
+                              state_of(plan->executor)->sms, plan->overlap, (cudaStream_t)stream);
   return launched(plan->executor, e, "planner", (cudaStream_t)stream, err);
 }
 
 static pkv_status device_reset(struct pkv_device_plan *plan, void *stream, pkv_error *err) {
   PKV_CUDA(err, cudaMemsetAsync(plan->counters, 0, plan->counter_bytes, (cudaStream_t)stream));
   PKV_CUDA(err, cudaMemsetAsync(plan->fault, 0, sizeof *plan->fault, (cudaStream_t)stream));
+  if (plan->clears_slots)
+    PKV_CUDA(err, cudaMemsetAsync(plan->slots, 0xff, plan->slot_bytes, (cudaStream_t)stream));
   return PKV_OK;
 }
 
@@ -159,6 +167,13 @@ static bool q_is_operand(const pkv_attention_params *a) {
          (uintptr_t)a->q % 4 == 0;
 }
 
+/* Four outputs at a multiple of four elements lie on a multiple of their bytes. */
+static bool out_vectors(const pkv_attention_params *a) {
+  const int64_t bytes = (int64_t)pkv_dtype_bytes(a->out_dtype);
+  return (a->out_token_stride | a->out_head_stride) % 4 == 0 &&
+         (uintptr_t)a->out % (uintptr_t)(4 * bytes) == 0;
+}
+
 static int log2_of(int32_t x) {
   return (x & (x - 1)) == 0 ? __builtin_ctz((unsigned)x) : -1;
 }
@@ -168,8 +183,8 @@ template <typename T> static const T *array_at(const struct pkv_device_plan *pla
 }
 
 static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
-                                      const pkv_attention_params *a, const pkv_cuda_decode_ops *ops,
-                                      int32_t tiles) {
+                                      const pkv_attention_params *a,
+                                      const pkv_cuda_decode_ops *ops) {
   const struct pkv_plan *h = &plan->header;
   pkv_cuda_decode_params p = {};
   p.cursors = array_at<pkv_plan_cursor>(plan, h->cursors_at);
@@ -192,8 +207,9 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.counters = plan->counters;
   p.slots = plan->slots;
   p.fault = plan->fault;
-  p.slots_stride = (int64_t)(plan->slot_bytes / ((size_t)ops->slot_floats * 4)) / tiles;
-  p.counters_stride = (int32_t)(plan->counter_count / tiles);
+  p.slots_stride = (int64_t)plan->slot_bytes / plan->tiles /
+                   ((int64_t)plan->tile_rows * pkv_cuda_slot_row(ops->head_dim) * 4);
+  p.counters_stride = (int32_t)(plan->counter_count / plan->tiles);
   p.scale = a->scale * a->cache.k_scale;
   p.v_scale = a->cache.v_scale;
   p.soft_cap = a->soft_cap;
@@ -202,8 +218,16 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.group = h->query_heads / h->kv_heads;
   p.window = h->window;
   p.unit_tokens = h->unit_tokens;
+  p.tile_rows = plan->tile_rows;
+  p.stages = plan->stages;
+  p.wait_first = plan->fresh;
   p.page_shift = log2_of(h->page_tokens);
   p.aligned = multiples_of_16(&a->cache);
+  p.runs = p.aligned && p.page_shift >= 4 && a->cache.head_dim == ops->head_dim;
+  p.out_vectors = out_vectors(a);
+  p.k_head_scale = a->cache.k_head_scale;
+  p.v_head_scale = a->cache.v_head_scale;
+  p.invariant = (h->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
   p.q_is_operand = q_is_operand(a);
   p.q_dtype = a->q_dtype;
   p.out_dtype = a->out_dtype;
@@ -211,6 +235,13 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.fused_merge = plan->fused_merge;
   p.slot_stride = h->slot_stride;
   return p;
+}
+
+/* What pkv_plain_params says. */
+static bool is_plain(const pkv_cuda_decode_params *p) {
+  return p->q_len == 1 && p->group <= 8 && p->runs && p->q_is_operand && p->out_vectors &&
+         !p->invariant && p->window == 0 && p->soft_cap == 0.0f && !p->sinks && !p->k_head_scale &&
+         !p->v_head_scale;
 }
 
 /* The seed's routes: the launches as planned. Fused, a merge launch does the empty rows only. */
@@ -233,17 +264,12 @@ static pkv_status run_launches(struct pkv_device_plan *plan, const pkv_cuda_deco
 static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_attention_params *a,
                                    void *stream, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
-  int64_t slot_bytes;
-  int32_t tiles;
   PKV_TRY(ops_of(&ops, a->cache.dtype, a->cache.head_dim, err));
-  PKV_TRY(device_sizes(&slot_bytes, &tiles, plan->executor, &plan->shape, a->cache.dtype, err));
-  const pkv_cuda_decode_params p = resolve(plan, a, ops, tiles);
+  const pkv_cuda_decode_params p = resolve(plan, a, ops);
   if (plan->header.route != PKV_ROUTE_BALANCED)
     return run_launches(plan, ops, p, (cudaStream_t)stream, err);
-  const bool invariant = (plan->header.flags & PKV_PLAN_BATCH_INVARIANT) != 0;
-  const cudaError_t e =
-      ops->launch(invariant ? PKV_CUDA_DECODE_INVARIANT : PKV_CUDA_DECODE, &p, plan->header.parts,
-                  plan->overlap && !plan->fresh, (cudaStream_t)stream);
+  const cudaError_t e = ops->launch(is_plain(&p) ? PKV_CUDA_DECODE_PLAIN : PKV_CUDA_DECODE, &p,
+                                    plan->header.parts, plan->overlap, (cudaStream_t)stream);
   plan->fresh = 0;
   return launched(plan->executor, e, "decode", (cudaStream_t)stream, err);
 }
@@ -279,7 +305,9 @@ pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_opt
   const char *check = pkv_env_get(PKV_ENV_CUDA_CHECK);
   state->device = device;
   state->sms = properties.multiProcessorCount;
-  state->shared_bytes = (int)properties.sharedMemPerMultiprocessor;
+  state->shared_memory = {(int32_t)properties.sharedMemPerMultiprocessor,
+                          (int32_t)properties.sharedMemPerBlockOptin,
+                          (int32_t)properties.reservedSharedMemPerBlock};
   state->check = check && check[0] == '1';
   executor->device_state = state;
   executor->ops = &cuda_ops;

@@ -13,28 +13,46 @@ extern "C" {
 #endif
 
 typedef enum pkv_cuda_kernel {
-  PKV_CUDA_DECODE = 0,           /* x: parts */
-  PKV_CUDA_DECODE_INVARIANT = 1, /* x: parts */
-  PKV_CUDA_DECODE_ITEMS = 2,     /* x: items */
-  PKV_CUDA_MERGE = 3             /* x: merges */
+  PKV_CUDA_DECODE = 0,       /* x: parts */
+  PKV_CUDA_DECODE_PLAIN = 1, /* x: parts; what pkv_plain_params says */
+  PKV_CUDA_DECODE_ITEMS = 2, /* x: items */
+  PKV_CUDA_MERGE = 3         /* x: merges */
 } pkv_cuda_kernel;
+
+/* Shared memory of the device, bytes: of an SM, the most a CTA may ask for, and what each
+   CTA costs besides. */
+typedef struct pkv_cuda_shared_memory {
+  int32_t an_sm, a_cta, reserved_a_cta;
+} pkv_cuda_shared_memory;
 
 /* One set of kernels: a K/V type and a head dimension (rounded up to 64, 128 or 256). */
 typedef struct pkv_cuda_decode_ops {
   /* dependent: the launch may begin before the kernel ahead of it has ended. */
   cudaError_t (*launch)(pkv_cuda_kernel kernel, const pkv_cuda_decode_params *p, int32_t x,
                         int32_t dependent, cudaStream_t stream);
-  /* Raises the shared-memory limits; CTAs of `balanced` an SM. Once a device. */
-  cudaError_t (*prepare)(int32_t *ctas);
-  int32_t head_dim, slot_floats;
+  /* Raises the kernels' shared-memory limits. *ctas: of `balanced` an SM, 0 where the kernel does
+     not fit; *stages: of the copy ring. Once a device. */
+  cudaError_t (*prepare)(int32_t *ctas, int32_t *stages, const pkv_cuda_shared_memory *memory);
+  int32_t head_dim; /* of the states in slots */
 } pkv_cuda_decode_ops;
 
 /* NULL when no kernel covers the type (f32). */
 const pkv_cuda_decode_ops *pkv_cuda_decode_ops_of(pkv_dtype dtype, int32_t head_dim);
 
+/* What a planner kernel writes besides the plan's bytes. */
+typedef struct pkv_cuda_workspace {
+  uint32_t *counters; /* set to 0 */
+  int64_t counter_count;
+  void *slots; /* set to PKV_CUDA_EMPTY; NULL: left as they are */
+  int64_t slot_bytes;
+  int32_t *fault; /* set to 0 */
+} pkv_cuda_workspace;
+
+/* header and plan: see pkv_plan_prepare. sms: how many CTAs may help with the workspace. */
 cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, void *plan,
-                                    const int32_t *seq_len, int32_t max_seq_len, uint32_t *counters,
-                                    int64_t counter_count, int32_t *fault, cudaStream_t stream);
+                                    const int32_t *seq_len, int32_t max_seq_len,
+                                    const pkv_cuda_workspace *workspace, int32_t sms,
+                                    int32_t dependent, cudaStream_t stream);
 /* Whether this build's kernels load on the current device. */
 cudaError_t pkv_cuda_kernels_load(void);
 cudaError_t pkv_cuda_launch_append(const pkv_append_params *p, cudaStream_t stream);

@@ -8,8 +8,16 @@
 
 #include "plan/plan.h"
 
-/* Query rows (query token x head of the group) that a CTA takes together: the M of the tile. */
+/* The most query rows (query token x head of the group) that a CTA takes together. */
 #define PKV_CUDA_TILE_ROWS 16
+
+/* Floats of a slot's row, of one query row's state. */
+static inline int32_t pkv_cuda_slot_row(int32_t head_dim) {
+  return head_dim + 4;
+}
+
+/* A word of a slot that nobody has written yet: a NaN that no arithmetic gives. */
+#define PKV_CUDA_EMPTY 0xffffffffu
 
 typedef struct pkv_cuda_decode_params {
   /* the plan's arrays */
@@ -28,9 +36,11 @@ typedef struct pkv_cuda_decode_params {
   int64_t q_token_stride, q_head_stride, out_token_stride, out_head_stride, lse_token_stride;
   const float *sinks; /* [query_heads] or NULL */
 
-  uint32_t *counters; /* [tile rows, counters_stride]: arrivals at each merge; 0 between launches */
-  float *slots;       /* [tile rows, slots_stride] of slot_floats: m[16], l[16], acc[16][HD] */
-  int32_t *fault;     /* set to 1 + row when a page id lies outside the pool */
+  uint32_t *counters; /* [tiles, counters_stride]: arrivals at each merge, 0 between launches */
+  /* [tiles, slots_stride] slots of tile_rows rows: acc[HD], m, l, two words of padding. `balanced`
+     without batch invariance: every word is PKV_CUDA_EMPTY between launches. */
+  float *slots;
+  int32_t *fault; /* set to 1 + row when a page id lies outside the pool */
   int64_t slots_stride;
   int32_t counters_stride;
 
@@ -38,8 +48,15 @@ typedef struct pkv_cuda_decode_params {
   float v_scale;
   int32_t rows, q_len, group, window;
   int32_t unit_tokens;
-  int32_t page_shift; /* log2(page_tokens), or -1 */
-  int32_t aligned;    /* every K and V address that is read is a multiple of 16 bytes */
+  const float *k_head_scale, *v_head_scale; /* the cache's, [kv_heads] or NULL */
+  int32_t invariant;                        /* batch-invariant: a slot a chunk */
+  int32_t tile_rows;                        /* 8 or 16 */
+  int32_t stages;                           /* of the copy ring */
+  int32_t wait_first;  /* the plan is made by the kernel ahead: read nothing before it has ended */
+  int32_t page_shift;  /* log2(page_tokens), or -1 */
+  int32_t aligned;     /* every K and V address that is read is a multiple of 16 bytes */
+  int32_t runs;        /* and 16 tokens from a multiple of 16 lie on one page, head_dim unpadded */
+  int32_t out_vectors; /* every four outputs lie on a multiple of their bytes */
   int32_t
       q_is_operand; /* q has the products' type, pairs of elements lie on multiples of 4 bytes */
   int32_t q_dtype, out_dtype, lse_base2;

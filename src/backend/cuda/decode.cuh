@@ -2,25 +2,20 @@
 /*
  * Paged decode attention.
  *
- * pkv_cuda_decode: one persistent launch over the parts of a `balanced` plan. Grid (parts, tiles
- * of 16
- * query rows), 4 warps a CTA. A step is 64 tokens of one (row, KV head); each warp takes 16 of them
- * with its own copy ring, softmax statistics and accumulator, so that the main loop has no
- * barrier: a
- * warp waits for its own copies only. The group's query rows are the M side of m16n8k16. At the
- * end of
- * a piece the warps' states are folded in warp order; of a cut segment the last piece to arrive
- * folds
- * all, in slot order.
+ * pkv_cuda_decode: one persistent launch over the parts of a `balanced` plan. Grid (CTAs, tiles of
+ * 8 or 16 query rows), 4 warps a CTA. A step is 64 tokens of one (row, KV head); each warp takes 16
+ * of them with its own copy ring, softmax statistics and accumulator. The group's query rows are
+ * the N side of m16n8k16. There is no barrier: at the end of a piece the warps hand their states
+ * over in shared memory (fold.cuh), and only the end of a segment that was cut waits for other
+ * CTAs, after all else.
  *
- * Copies run ahead across segments: the ring is refilled from a second walk some steps in front of
- * the
- * arithmetic, and the page ids of the step after that are already on their way, so that a short row
- * costs no bubble.
+ * Copies run ahead across pieces: the ring is refilled from a second walk some steps in
+ * front of the arithmetic; page ids, the next piece's query and the next row's length are on their
+ * way before they are needed, so that a short row costs no bubble. The first query goes out before
+ * the first pages: behind the 26 MB that all rings ask for at once it would wait 5 us.
  *
  * Shared memory: 4 warps x stages x (K and V of 16 tokens), swizzled against bank conflicts, plus
- * the
- * fold area. Bytes read a token and KV head: 2 * head_dim * element bytes.
+ * the exchange. Bytes read a token and KV head: 2 * head_dim * element bytes.
  *
  * pkv_cuda_decode_items: the seed's scheduling on the same slices: one CTA a task, a state a task.
  */
@@ -31,280 +26,368 @@
 
 template <typename KV, int HD> struct pkv_decode_config {
   static constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
-  static constexpr int ctas = HD * KV::bytes > 256 ? 1 : 2; /* an SM */
-  static constexpr int ring_limit = (ctas == 1 ? 200 : 98) * 1024 / PKV_WARPS;
-  static constexpr int stages_that_fit = ring_limit / (2 * slice_bytes);
-  static constexpr int stages = stages_that_fit > 6 ? 6 : stages_that_fit;
-  static constexpr int ring_bytes = stages * 2 * slice_bytes;
-  static constexpr int shared_bytes =
-      PKV_WARPS * ring_bytes + pkv_fold<HD>::bytes + pkv_fold<HD>::stats_bytes;
+  static constexpr int stage_bytes = 2 * slice_bytes; /* of one warp */
+  static constexpr int max_stages = 6;
+  static constexpr int ctas = HD > 128 ? 1 : 2; /* an SM, where its shared memory is large enough */
 };
-
-/* Announces `units` arrivals at a merge; true for the CTA that completes it, in all threads. */
-static __device__ __forceinline__ bool pkv_arrive(uint32_t *counter, int units, int count,
-                                                  int *shared) {
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    const bool last = atomicAdd(counter, (uint32_t)units) + (uint32_t)units == (uint32_t)count;
-    if (last) *counter = 0; /* ready for the next launch */
-    __threadfence();
-    *shared = last;
-  }
-  __syncthreads();
-  return *shared;
-}
 
 /* The ring of one warp and the walk that fills it. */
 template <typename KV, int HD> struct pkv_feed {
   typedef pkv_decode_config<KV, HD> C;
   pkv_walk walk;
-  int page; /* of the step that `walk` stands at */
+  int pages, step; /* read ahead for `walk`, and which of them is its own (pkv_fetch_pages) */
   int refill;
   uint32_t ring;
+  uint64_t policy;
 
-  __device__ __forceinline__ void skip(const pkv_cuda_decode_params &p, const pkv_work &work) {
+  /* To the next piece that has tokens. */
+  template <typename P> __device__ __forceinline__ void skip(const P &p, const pkv_work &work) {
     while (walk.row >= 0 && walk.at >= walk.end)
       pkv_walk_next(walk, p, work);
   }
-  __device__ __forceinline__ void start(const pkv_walk &from, const pkv_cuda_decode_params &p,
-                                        const pkv_work &work, uint32_t memory, int warp, int lane) {
-    walk = from;
-    skip(p, work);
-    page = pkv_fetch_page(walk, p, warp, lane);
+  template <typename P>
+  __device__ __forceinline__ void start(const pkv_walk &from, const P &p, const pkv_work &work,
+                                        uint32_t memory, int warp, int lane) {
     refill = 0;
     ring = memory;
+    policy = pkv_read_once();
+    walk = from;
+    skip(p, work);
+    fetch(p, warp, lane);
   }
-  /* Issues the copies of the next step, and the page ids of the one after. */
-  __device__ __forceinline__ void push(const pkv_cuda_decode_params &p, const pkv_work &work,
-                                       int warp, int lane) {
+  template <typename P> __device__ __forceinline__ void fetch(const P &p, int warp, int lane) {
+    pages = pkv_fetch_pages(walk, p, warp, lane);
+    step = 0;
+  }
+  /* Issues the copies of the next step, and the page ids of those after, if none are left. */
+  template <typename P>
+  __device__ __forceinline__ void push(const P &p, const pkv_work &work, int warp, int lane) {
     const pkv_walk at = walk;
-    const int at_page = page;
+    const int page = pkv_runs(p) ? __shfl_sync(0xffffffffu, pages, step) : pages;
     if (walk.row >= 0) {
       walk.at += PKV_STEP_TOKENS;
+      bool more = pkv_runs(p) && ++step < 32;
       if (walk.at >= walk.end) {
         skip(p, work);
-        prefetch_q(p, lane);
+        more = false;
       }
-      page = pkv_fetch_page(walk, p, warp, lane);
+      if (!more) fetch(p, warp, lane);
     }
-    pkv_copy_slice<KV>(at, p, at_page, ring + (uint32_t)(refill * 2 * C::slice_bytes), warp, lane);
-    refill = refill + 1 == C::stages ? 0 : refill + 1;
-  }
-  /* Touches the query rows of the segment ahead, so that the arithmetic finds them in L1. */
-  __device__ __forceinline__ void prefetch_q(const pkv_cuda_decode_params &p, int lane) {
-    if (walk.row < 0) return;
-    const int bytes = p.q_dtype == PKV_DTYPE_F32 ? 4 : 2,
-              lines = (p.cache.head_dim * bytes + 127) / 128;
-    for (int i = lane; i < min(PKV_CUDA_TILE_ROWS, p.q_len * p.group) * lines; i += 32) {
-      const int m = i / lines, t = m / p.group, g = m - t * p.group;
-      const char *at = (const char *)p.q +
-                       bytes * (((int64_t)walk.row * p.q_len + t) * p.q_token_stride +
-                                (int64_t)(walk.head * p.group + g) * p.q_head_stride) +
-                       (i - m * lines) * 128;
-      pkv_prefetch_l1(at);
-    }
+    pkv_copy_slice<KV, HD>(at, p, page, ring + (uint32_t)(refill * C::stage_bytes), policy, warp,
+                           lane);
+    refill = refill + 1 == p.stages ? 0 : refill + 1;
   }
 };
 
-/* Attends one chunk or piece: steps from w.at to `until`. */
-template <typename KV, int HD>
-static __device__ __forceinline__ void
-pkv_attend_until(pkv_state<HD> &s, const uint32_t q[HD / 16][4], pkv_walk &w, int until,
-                 pkv_feed<KV, HD> &feed, int &slot, const pkv_cuda_decode_params &p,
-                 const pkv_work &work, float scale, int tile, int warp, int lane) {
-  typedef pkv_decode_config<KV, HD> C;
-  for (; w.at < until; w.at += PKV_STEP_TOKENS) {
-    feed.push(p, work, warp, lane);
-    pkv_copy_wait<C::stages - 1>();
-    __syncwarp();
-    pkv_slice_attend<KV, HD>(s, q, w, p, scale, feed.ring + (uint32_t)(slot * 2 * C::slice_bytes),
-                             tile, warp, lane);
-    __syncwarp();
-    slot = slot + 1 == C::stages ? 0 : slot + 1;
+/* Waits for the oldest step in flight. */
+static __device__ __forceinline__ void pkv_ring_wait(int stages) {
+  switch (stages) {
+  case 2:
+    pkv_copy_wait<1>();
+    break;
+  case 3:
+    pkv_copy_wait<2>();
+    break;
+  case 4:
+    pkv_copy_wait<3>();
+    break;
+  case 5:
+    pkv_copy_wait<4>();
+    break;
+  default:
+    pkv_copy_wait<5>();
+    break;
   }
 }
 
-template <typename K, int HD, bool INVARIANT>
-static __device__ __forceinline__ void pkv_decode_part(const pkv_cuda_decode_params &p) {
+template <typename P> static __device__ __forceinline__ float pkv_scale_of(const P &p, int head) {
+  const float scale = p.scale * PKV_LOG2_E;
+  return pkv_k_head_scale(p) ? scale * pkv_k_head_scale(p)[head] : scale;
+}
+
+/* The query rows of the piece in work and, read ahead, of the one after it. */
+template <typename KV, int HD, int NT> struct pkv_queries {
+  static constexpr bool ahead = HD * NT <= 128; /* beyond, the registers are worth more */
+  pkv_query<HD, NT> now, next;
+
+  template <typename P>
+  __device__ __forceinline__ void start(const P &p, const pkv_walk &w, int tile, int lane) {
+    if (ahead && w.row >= 0) pkv_load_q<KV, HD, NT>(next, p, w.row, w.head, tile, lane);
+  }
+  template <typename P>
+  __device__ __forceinline__ void enter(const P &p, const pkv_walk &w, const pkv_work &work,
+                                        int tile, int lane) {
+    if (!ahead) {
+      pkv_load_q<KV, HD, NT>(now, p, w.row, w.head, tile, lane);
+      return;
+    }
+    now = next;
+    const bool same_row = w.head > 0;
+    const int row = same_row ? w.row : w.row - 1;
+    if (row >= work.begin.row)
+      pkv_load_q<KV, HD, NT>(next, p, row, same_row ? w.head - 1 : p.cache.kv_heads - 1, tile,
+                             lane);
+  }
+};
+
+/* What becomes of a piece. */
+struct pkv_target {
+  bool starts_cut, ends_cut; /* others have a part of the segment before, after it */
+  int merge, slot;           /* where cut */
+};
+
+static __device__ __forceinline__ pkv_target pkv_target_of(const pkv_walk &w, const pkv_work &work,
+                                                           bool invariant) {
+  pkv_target t;
+  t.starts_cut = pkv_same_segment(w, work.begin) && work.begin.unit > 0;
+  t.ends_cut = pkv_same_segment(w, work.end);
+  t.merge = t.starts_cut ? work.begin.merge : work.end.merge;
+  t.slot = t.starts_cut ? work.begin.slot : invariant ? work.end.slot : work.end.slot - 1;
+  if (invariant && t.starts_cut) t.slot += work.begin.unit;
+  return t;
+}
+
+/*
+ * Folds one chunk of a piece into the running result; stores it after the last. The lanes of a row
+ * read its m and l, then the last writes them: a row has 16 lanes or more, all in order of d.
+ */
+template <int HD, typename P>
+static __device__ __forceinline__ void
+pkv_run_chunk(const pkv_exchange<HD> &x, const P &p, const pkv_walk &w, int tile, int m, int d,
+              pkv_item item, bool first, bool last, int lane) {
+  float4 *kept = (float4 *)(x.kept() + m * pkv_fold<HD>::pitch + d);
+  float2 *stats = x.kept_stats() + m;
+  if (!first) {
+    pkv_item sum = {stats->x, stats->y, *kept};
+    pkv_item_fold(sum, item);
+    item = sum;
+  }
+  __syncwarp(0xffffu << (lane & 16)); /* a row has 16 lanes or more */
+  if (last) {
+    pkv_item_store(p, w.row, w.head, tile * p.tile_rows + m, d, item);
+    return;
+  }
+  *kept = item.acc;
+  if (d == HD - 4) *stats = make_float2(item.m, item.l); /* all of the row have read them */
+}
+
+/* Batch-invariant: this CTA's chunks of a cut segment are in their slots. All threads. */
+template <int HD, typename P>
+static __device__ void pkv_merge_chunks(const P &p, int merge, int tile, int units, int rows) {
+  const pkv_plan_merge to = p.merges[merge];
+  if (pkv_arrive(p.counters + tile * p.counters_stride + merge, units, to.count))
+    pkv_fold_slots<HD>(p, to.row, to.kv_head, tile, to.first_slot, to.count, 1, rows);
+}
+
+/* Everything a warp keeps of the piece in work. */
+template <typename KV, int HD, int NT> struct pkv_piece {
+  pkv_walk walk;
+  pkv_target to;
+  pkv_queries<KV, HD, NT> q;
+  pkv_state<HD, NT> s;
+  float scale;
+  int until; /* where the state that is growing ends: the piece's end, or a chunk's */
+  int units; /* chunks that are out */
+
+  template <typename P> __device__ __forceinline__ void begin_state(const P &p) {
+    until =
+        pkv_invariant(p) ? min(walk.end, (walk.at / p.unit_tokens + 1) * p.unit_tokens) : walk.end;
+    pkv_state_reset(s);
+  }
+};
+
+template <typename K, int HD, int NT, typename P>
+static __device__ __forceinline__ void pkv_decode_part(const P &p) {
   typedef typename K::template of<HD> KV;
   typedef pkv_decode_config<KV, HD> C;
-  typedef pkv_fold<HD> F;
   extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ int last_arriver;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, tile = blockIdx.y;
-  float *fold = (float *)(memory + PKV_WARPS * C::ring_bytes);
-  float *stats = fold + F::bytes / 4;
+  const int rows = min(NT * 8, pkv_q_len(p) * p.group - tile * NT * 8);
+  const int ring_bytes = p.stages * C::stage_bytes;
+  const bool invariant = pkv_invariant(p);
+  pkv_exchange<HD> x;
+  x.init(memory + PKV_WARPS * ring_bytes, rows, invariant);
+  __syncthreads();
 
+  if (p.wait_first) pkv_grid_wait();
   pkv_work work;
   work.begin = p.cursors[blockIdx.x];
   work.end = p.cursors[blockIdx.x + 1];
-  const int rows = min(PKV_CUDA_TILE_ROWS, p.q_len * p.group - tile * PKV_CUDA_TILE_ROWS);
-
-  pkv_walk now;
+  pkv_piece<KV, HD, NT> piece;
   pkv_feed<KV, HD> feed;
-  pkv_walk_start(now, p, work);
-  feed.start(now, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * C::ring_bytes), warp,
-             lane);
-  /* Before this line only plan and table are read: where launches overlap, the kernel before may
-  still be
-     writing q and the
-     newest page. */
-  pkv_grid_wait();
+  pkv_walk_start(piece.walk, p, work);
+  feed.start(piece.walk, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * ring_bytes),
+             warp, lane);
+  /* Before this line only plan and table are read: where launches overlap, the kernel ahead may
+     still be writing q and the newest page. */
+  if (!p.wait_first) pkv_grid_wait();
   pkv_grid_release();
-#pragma unroll
-  for (int i = 0; i < C::stages - 1; ++i)
-    feed.push(p, work, warp, lane);
+  piece.q.start(p, piece.walk, tile, lane);
 
-  int slot = 0;
-  while (now.row >= 0) {
-    const bool starts_cut =
-        now.row == work.begin.row && now.head == work.begin.kv_head && work.begin.unit > 0;
-    const bool ends_cut = now.row == work.end.row && now.head == work.end.kv_head;
-    const bool whole = !starts_cut && !ends_cut;
-    const int merge = starts_cut ? work.begin.merge : work.end.merge;
-    int id = starts_cut ? work.begin.slot : INVARIANT ? work.end.slot : work.end.slot - 1;
-    if (INVARIANT && starts_cut) id += work.begin.unit;
-
-    uint32_t q[HD / 16][4];
-    pkv_load_q<KV, HD>(q, p, now.row, now.head, tile, lane);
-    float scale = p.scale * PKV_LOG2_E;
-    if (p.cache.k_head_scale) scale *= p.cache.k_head_scale[now.head];
-
-    pkv_item run[INVARIANT ? F::turns : 1][F::items];
-    int units = 0;
-    do {
-      pkv_state<HD> s;
-      pkv_state_reset(s);
-      const int until =
-          INVARIANT ? min(now.end, (now.at / p.unit_tokens + 1) * p.unit_tokens) : now.end;
-      pkv_attend_until<KV, HD>(s, q, now, until, feed, slot, p, work, scale, tile, warp, lane);
-      const bool done = !INVARIANT || now.at >= now.end;
-      pkv_fold_warps<KV, HD>(
-          s, rows, fold, stats, warp, lane,
-          [&](int turn, int n, int m, int d, const pkv_item &item) {
-            if (!whole) {
-              pkv_item_to_slot<HD>(pkv_slot<HD>(p, tile, id + units), m, d, item);
-              return;
-            }
-            pkv_item sum = item;
-            if (INVARIANT) {
-              if (units > 0) {
-                sum = run[turn][n];
-                pkv_item_fold(sum, item);
-              }
-              run[turn][n] = sum;
-            }
-            if (done) pkv_item_store(p, now.row, now.head, tile * PKV_CUDA_TILE_ROWS + m, d, sum);
-          });
-      ++units;
-    } while (INVARIANT && now.at < now.end);
-
-    if (!whole) {
-      const pkv_plan_merge to = p.merges[merge];
-      if (pkv_arrive(p.counters + tile * p.counters_stride + merge, INVARIANT ? units : 1, to.count,
-                     &last_arriver))
-        pkv_fold_slots<HD, INVARIANT>(p, now.row, now.head, tile, to.first_slot, to.count, 1, rows);
+  bool open = false;
+  int slot = 0, filling = p.stages - 1, units_begin = 0, units_end = 0;
+  for (;;) {
+    /* What is complete goes out, and the next piece comes in. */
+    while (filling == 0 && (!open || piece.walk.at >= piece.until)) {
+      if (open) {
+        const pkv_target to = piece.to;
+        const bool last = !invariant || piece.walk.at >= piece.walk.end;
+        pkv_fold_warps<KV, HD, NT>(
+            piece.s, x, rows, warp, lane, [&](int m, int d, const pkv_item &item) {
+              if (to.starts_cut || to.ends_cut)
+                pkv_item_to_slot<HD>(pkv_slot<HD>(p, tile, to.slot + piece.units), m, d, item);
+              else if (invariant)
+                pkv_run_chunk<HD>(x, p, piece.walk, tile, m, d, item, piece.units == 0, last, lane);
+              else
+                pkv_item_store(p, piece.walk.row, piece.walk.head, tile * NT * 8 + m, d, item);
+            });
+        ++piece.units;
+        if (invariant && to.starts_cut) units_begin = piece.units;
+        if (invariant && !to.starts_cut && to.ends_cut) units_end = piece.units;
+        if (!last) {
+          piece.begin_state(p);
+          continue;
+        }
+        pkv_walk_next(piece.walk, p, work);
+      }
+      if (piece.walk.row < 0) break;
+      open = true;
+      piece.to = pkv_target_of(piece.walk, work, invariant);
+      piece.q.enter(p, piece.walk, work, tile, lane);
+      piece.scale = pkv_scale_of(p, piece.walk.head);
+      piece.units = 0;
+      piece.begin_state(p);
     }
-    pkv_walk_next(now, p, work);
+    if (piece.walk.row < 0) break;
+
+    feed.push(p, work, warp, lane);
+    if (filling > 0) {
+      --filling;
+      continue;
+    }
+    pkv_ring_wait(p.stages);
+    __syncwarp();
+    pkv_slice_attend<KV, HD, NT>(piece.s, piece.q.now, piece.walk, p, piece.scale,
+                                 feed.ring + (uint32_t)(slot * C::stage_bytes), tile, warp, lane);
+    __syncwarp();
+    slot = slot + 1 == p.stages ? 0 : slot + 1;
+    piece.walk.at += PKV_STEP_TOKENS;
   }
   pkv_copy_wait<0>();
+
+  if (invariant) { /* the cut segments, now that all warps' states are out */
+    if (units_end > 0) pkv_merge_chunks<HD>(p, work.end.merge, tile, units_end, rows);
+    if (units_begin > 0) pkv_merge_chunks<HD>(p, work.begin.merge, tile, units_begin, rows);
+    return;
+  }
+  const bool ends_here = work.begin.row != work.end.row || work.begin.kv_head != work.end.kv_head;
+  __syncwarp();
+  if (work.begin.unit > 0 && ends_here) /* a segment that was cut */
+    pkv_fold_segment<HD>(p, p.merges[work.begin.merge], tile, rows, memory + warp * ring_bytes,
+                         ring_bytes, warp, lane);
 }
 
-template <typename K, int HD>
+template <typename K, int HD, int NT>
 __global__ void __launch_bounds__(PKV_THREADS,
                                   pkv_decode_config<typename K::template of<HD>, HD>::ctas)
     pkv_cuda_decode(const __grid_constant__ pkv_cuda_decode_params p) {
-  pkv_decode_part<K, HD, false>(p);
+  pkv_decode_part<K, HD, NT>(p);
 }
 
 template <typename K, int HD>
 __global__ void __launch_bounds__(PKV_THREADS,
                                   pkv_decode_config<typename K::template of<HD>, HD>::ctas)
-    pkv_cuda_decode_invariant(const __grid_constant__ pkv_cuda_decode_params p) {
-  pkv_decode_part<K, HD, true>(p);
+    pkv_cuda_decode_plain(const __grid_constant__ pkv_plain_params p) {
+  pkv_decode_part<K, HD, 1>(p);
 }
 
-/* One task of the seed's routes: grid (items, tiles of 16 query rows). */
+/* One task of the seed's routes: grid (items, tiles of query rows). */
 template <typename K, int HD>
 __global__ void __launch_bounds__(PKV_THREADS,
                                   pkv_decode_config<typename K::template of<HD>, HD>::ctas)
     pkv_cuda_decode_items(const __grid_constant__ pkv_cuda_decode_params p) {
+  constexpr int NT = 1;
   typedef typename K::template of<HD> KV;
   typedef pkv_decode_config<KV, HD> C;
   extern __shared__ __align__(128) unsigned char memory[];
-  __shared__ int last_arriver;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, tile = blockIdx.y;
-  float *fold = (float *)(memory + PKV_WARPS * C::ring_bytes);
-  float *stats = fold + pkv_fold<HD>::bytes / 4;
-  const pkv_plan_item item = p.items[blockIdx.x];
-  const int rows = min(PKV_CUDA_TILE_ROWS, p.q_len * p.group - tile * PKV_CUDA_TILE_ROWS);
-
-  /* One piece: no other follows. Units of items are counted from the row's start. */
-  pkv_work work;
-  work.begin.row = work.end.row = item.row;
-  work.begin.kv_head = work.end.kv_head = item.kv_head;
-  work.begin.unit = work.end.unit = 0;
-  pkv_walk now;
-  now.row = item.row;
-  now.head = item.kv_head;
-  now.len = p.seq_len[item.row];
-  now.at = item.unit_begin * p.unit_tokens;
-  now.end = item.unit_end * p.unit_tokens;
-  /* a unit past the row's last is padding, which is read; a unit that holds the row's end is not */
-  if (now.end - p.unit_tokens < now.len) now.end = min(now.end, now.len);
-  if (now.len == 0) now.end = now.at;
-
-  pkv_feed<KV, HD> feed;
-  feed.start(now, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * C::ring_bytes), warp,
-             lane);
+  const int rows = min(NT * 8, p.q_len * p.group - tile * NT * 8);
+  const int ring_bytes = p.stages * C::stage_bytes;
+  pkv_exchange<HD> x;
+  x.init(memory + PKV_WARPS * ring_bytes, rows, false);
+  __syncthreads();
   pkv_grid_wait();
   pkv_grid_release();
-#pragma unroll
-  for (int i = 0; i < C::stages - 1; ++i)
-    feed.push(p, work, warp, lane);
-  uint32_t q[HD / 16][4];
-  pkv_load_q<KV, HD>(q, p, now.row, now.head, tile, lane);
-  float scale = p.scale * PKV_LOG2_E;
-  if (p.cache.k_head_scale) scale *= p.cache.k_head_scale[now.head];
-  pkv_state<HD> s;
+  const pkv_plan_item item = p.items[blockIdx.x];
+
+  /* One piece: the walk ends after it. */
+  pkv_feed<KV, HD> feed;
+  pkv_walk &ahead = feed.walk;
+  pkv_work work = {};
+  work.begin.row = work.end.row = item.row;
+  work.begin.kv_head = work.end.kv_head = item.kv_head;
+  ahead.row = item.row;
+  ahead.head = item.kv_head;
+  ahead.len = p.seq_len[item.row];
+  ahead.next_len = 0;
+  ahead.at = item.unit_begin * p.unit_tokens;
+  ahead.end = item.unit_end * p.unit_tokens;
+  /* a unit past the row's last is padding, which is read; a unit that holds the row's end is not */
+  if (ahead.end - p.unit_tokens < ahead.len) ahead.end = min(ahead.end, ahead.len);
+  if (ahead.len == 0) ahead.end = ahead.at;
+  pkv_walk now = ahead;
+  feed.start(now, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * ring_bytes), warp,
+             lane);
+  pkv_query<HD, NT> q;
+  pkv_load_q<KV, HD, NT>(q, p, now.row, now.head, tile, lane);
+  const float scale = pkv_scale_of(p, now.head);
+  pkv_state<HD, NT> s;
   pkv_state_reset(s);
-  int slot = 0;
-  pkv_attend_until<KV, HD>(s, q, now, now.end, feed, slot, p, work, scale, tile, warp, lane);
+  int slot = 0, filling = p.stages - 1;
+  while (now.at < now.end) {
+    feed.push(p, work, warp, lane);
+    if (filling > 0) {
+      --filling;
+      continue;
+    }
+    pkv_ring_wait(p.stages);
+    __syncwarp();
+    pkv_slice_attend<KV, HD, NT>(s, q, now, p, scale, feed.ring + (uint32_t)(slot * C::stage_bytes),
+                                 tile, warp, lane);
+    __syncwarp();
+    slot = slot + 1 == p.stages ? 0 : slot + 1;
+    now.at += PKV_STEP_TOKENS;
+  }
   const int id = (p.split_first[item.row] + item.split) * p.cache.kv_heads + item.kv_head;
-  pkv_fold_warps<KV, HD>(s, rows, fold, stats, warp, lane,
-                         [&](int, int, int m, int d, const pkv_item &x) {
-                           pkv_item_to_slot<HD>(pkv_slot<HD>(p, tile, id), m, d, x);
-                         });
+  pkv_fold_warps<KV, HD, NT>(s, x, rows, warp, lane, [&](int m, int d, const pkv_item &state) {
+    pkv_item_to_slot<HD>(pkv_slot<HD>(p, tile, id), m, d, state);
+  });
   pkv_copy_wait<0>();
   if (!p.fused_merge) return;
   const int count = p.split_first[item.row + 1] - p.split_first[item.row];
   if (pkv_arrive(p.counters + tile * p.counters_stride + item.row * p.cache.kv_heads + item.kv_head,
-                 1, count, &last_arriver))
-    pkv_fold_slots<HD, false>(p, item.row, item.kv_head, tile,
-                              p.split_first[item.row] * p.cache.kv_heads + item.kv_head, count,
-                              p.cache.kv_heads, rows);
+                 1, count))
+    pkv_fold_slots<HD>(p, item.row, item.kv_head, tile,
+                       p.split_first[item.row] * p.cache.kv_heads + item.kv_head, count,
+                       p.cache.kv_heads, rows);
 }
 
-/* The seed's second launch: grid (merges, tiles of 16 query rows). */
+/* The seed's second launch: grid (merges, tiles of query rows). */
 template <int HD>
 __global__ void __launch_bounds__(PKV_THREADS)
     pkv_cuda_merge(const __grid_constant__ pkv_cuda_decode_params p) {
   pkv_grid_wait();
   pkv_grid_release();
   const pkv_plan_merge to = p.merges[blockIdx.x];
-  const int rows =
-      min(PKV_CUDA_TILE_ROWS, p.q_len * p.group - (int)blockIdx.y * PKV_CUDA_TILE_ROWS);
+  const int tile = blockIdx.y, rows = min(p.tile_rows, p.q_len * p.group - tile * p.tile_rows);
   if (to.count > 0 && p.fused_merge) return; /* its last task has merged it */
   if (to.count > 0) {
-    pkv_fold_slots<HD, false>(p, to.row, to.kv_head, blockIdx.y, to.first_slot, to.count,
-                              p.slot_stride, rows);
+    pkv_fold_slots<HD>(p, to.row, to.kv_head, tile, to.first_slot, to.count, p.slot_stride, rows);
     return;
   }
-  const pkv_item none = {-CUDART_INF_F, 0.0f, make_float4(0, 0, 0, 0)};
   for (int i = threadIdx.x; i < rows * (HD / 4); i += PKV_THREADS)
-    pkv_item_store(p, to.row, to.kv_head, blockIdx.y * PKV_CUDA_TILE_ROWS + i / (HD / 4),
-                   i % (HD / 4) * 4, none);
+    pkv_item_store(p, to.row, to.kv_head, tile * p.tile_rows + i / (HD / 4), i % (HD / 4) * 4,
+                   pkv_item_neutral());
 }
 
 #endif

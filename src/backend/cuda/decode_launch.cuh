@@ -6,53 +6,83 @@
 #include "backend/cuda/cuda_launch.h"
 #include "backend/cuda/decode.cuh"
 
+template <typename K, int HD> static int32_t pkv_decode_shared_bytes(int32_t stages) {
+  typedef pkv_decode_config<typename K::template of<HD>, HD> C;
+  return PKV_WARPS * stages * C::stage_bytes + pkv_fold<HD>::bytes;
+}
+
+/* The kernel for a launch, all of which take pkv_cuda_decode_params by value. */
+template <typename K, int HD>
+static const void *pkv_decode_kernel_of(pkv_cuda_kernel kernel, int32_t tile_rows) {
+  switch (kernel) {
+  case PKV_CUDA_DECODE:
+    return tile_rows > 8 ? (const void *)pkv_cuda_decode<K, HD, 2>
+                         : (const void *)pkv_cuda_decode<K, HD, 1>;
+  case PKV_CUDA_DECODE_PLAIN:
+    return (const void *)pkv_cuda_decode_plain<K, HD>;
+  case PKV_CUDA_DECODE_ITEMS:
+    return (const void *)pkv_cuda_decode_items<K, HD>;
+  default:
+    return (const void *)pkv_cuda_merge<HD>;
+  }
+}
+
 template <typename K, int HD>
 static cudaError_t pkv_decode_launch(pkv_cuda_kernel kernel, const pkv_cuda_decode_params *p,
                                      int32_t x, int32_t dependent, cudaStream_t stream) {
-  typedef pkv_decode_config<typename K::template of<HD>, HD> C;
   if (x == 0) return cudaSuccess;
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attribute = {};
-  const int tiles = (p->q_len * p->group + PKV_CUDA_TILE_ROWS - 1) / PKV_CUDA_TILE_ROWS;
+  void *arguments[] = {(void *)p};
+  const int tiles = (p->q_len * p->group + p->tile_rows - 1) / p->tile_rows;
   config.gridDim = dim3((unsigned)x, (unsigned)tiles);
   config.blockDim = dim3(PKV_THREADS);
-  config.dynamicSmemBytes = kernel == PKV_CUDA_MERGE ? 0 : C::shared_bytes;
+  config.dynamicSmemBytes =
+      kernel == PKV_CUDA_MERGE ? 0 : (size_t)pkv_decode_shared_bytes<K, HD>(p->stages);
   config.stream = stream;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
   config.numAttrs = dependent ? 1 : 0;
-  switch (kernel) {
-  case PKV_CUDA_DECODE:
-    return cudaLaunchKernelEx(&config, pkv_cuda_decode<K, HD>, *p);
-  case PKV_CUDA_DECODE_INVARIANT:
-    return cudaLaunchKernelEx(&config, pkv_cuda_decode_invariant<K, HD>, *p);
-  case PKV_CUDA_DECODE_ITEMS:
-    return cudaLaunchKernelEx(&config, pkv_cuda_decode_items<K, HD>, *p);
-  default:
-    return cudaLaunchKernelEx(&config, pkv_cuda_merge<HD>, *p);
-  }
+  return cudaLaunchKernelExC(&config, pkv_decode_kernel_of<K, HD>(kernel, p->tile_rows), arguments);
 }
 
-template <typename K, int HD> static cudaError_t pkv_decode_prepare(int32_t *ctas) {
+/* The most stages with `ctas` CTAs an SM; below 2 the kernel does not fit. */
+template <typename K, int HD>
+static int32_t pkv_decode_stages(const pkv_cuda_shared_memory *m, int32_t ctas) {
   typedef pkv_decode_config<typename K::template of<HD>, HD> C;
-  const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  cudaError_t e = cudaFuncSetAttribute(pkv_cuda_decode<K, HD>, limit, C::shared_bytes);
-  if (e == cudaSuccess)
-    e = cudaFuncSetAttribute(pkv_cuda_decode_invariant<K, HD>, limit, C::shared_bytes);
-  if (e == cudaSuccess)
-    e = cudaFuncSetAttribute(pkv_cuda_decode_items<K, HD>, limit, C::shared_bytes);
-  int count = 0;
-  if (e == cudaSuccess)
-    e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, pkv_cuda_decode<K, HD>, PKV_THREADS,
-                                                      C::shared_bytes);
-  *ctas = count;
-  return e;
+  const int32_t each = m->an_sm / ctas - m->reserved_a_cta;
+  const int32_t room = each < m->a_cta ? each : m->a_cta;
+  const int32_t stages = (room - 128 - pkv_fold<HD>::bytes) / (PKV_WARPS * C::stage_bytes);
+  return stages < C::max_stages ? stages : C::max_stages;
+}
+
+template <typename K, int HD>
+static cudaError_t pkv_decode_prepare(int32_t *ctas, int32_t *stages,
+                                      const pkv_cuda_shared_memory *memory) {
+  typedef pkv_decode_config<typename K::template of<HD>, HD> C;
+  *ctas = C::ctas;
+  *stages = pkv_decode_stages<K, HD>(memory, *ctas);
+  if (*stages < 2 && *ctas > 1) {
+    *ctas = 1;
+    *stages = pkv_decode_stages<K, HD>(memory, 1);
+  }
+  if (*stages < 2) {
+    *ctas = 0;
+    return cudaSuccess;
+  }
+  for (int32_t kernel = 0; kernel < PKV_CUDA_MERGE; ++kernel)
+    for (int32_t rows = 8; rows <= 16; rows += 8) {
+      const cudaError_t e = cudaFuncSetAttribute(
+          pkv_decode_kernel_of<K, HD>((pkv_cuda_kernel)kernel, rows),
+          cudaFuncAttributeMaxDynamicSharedMemorySize, pkv_decode_shared_bytes<K, HD>(*stages));
+      if (e != cudaSuccess) return e;
+    }
+  return cudaSuccess;
 }
 
 #define PKV_CUDA_DECODE_SET(name, kv, hd)                                                          \
   extern "C" const pkv_cuda_decode_ops name;                                                       \
-  const pkv_cuda_decode_ops name = {pkv_decode_launch<kv, hd>, pkv_decode_prepare<kv, hd>, hd,     \
-                                    pkv_fold<hd>::slot_floats};
+  const pkv_cuda_decode_ops name = {pkv_decode_launch<kv, hd>, pkv_decode_prepare<kv, hd>, hd};
 
 #endif

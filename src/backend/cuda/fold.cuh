@@ -1,26 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Folding of partial states: the 4 warps' of a piece, in warp order; the pieces' of a cut segment,
- * in
- * slot order. A thread owns four neighbouring head dimensions of one query row (its item).
+ * Folding of partial states.
+ *
+ * Inside a CTA, the 4 warps' states of a piece: each warp puts its state into shared memory and
+ * goes on with its next piece; the last of the four to do so folds them, in warp order. So no warp
+ * waits for another, and which warp folds does not show in the result.
+ *
+ * Between CTAs, the pieces of a segment that was cut, in slot order. The CTA with the last piece
+ * folds. Its partners leave their states in slots that hold PKV_CUDA_EMPTY in every word before, so
+ * that a word that differs has arrived: no fence, no counter, no second trip. It waits for CTAs
+ * before it in the grid only, which have been started before it, and empties the slots again.
+ * Batch-invariant plans and the seed's fused merge have a slot for each chunk or split; there
+ * arrivals are counted.
  */
 #ifndef PKV_CUDA_FOLD_CUH
 #define PKV_CUDA_FOLD_CUH
 
 #include "backend/cuda/slice.cuh"
 
-#define PKV_FOLD_ROWS 4 /* query rows that are folded together; more go in turns */
-#ifndef PKV_FOLD_BATCH
-#define PKV_FOLD_BATCH 16 /* pieces of a cut segment whose states are in flight together */
+#define PKV_TURN_ROWS   8  /* query rows that are folded together at most */
+#define PKV_FOLD_PIECES 64 /* pieces of a cut segment whose states are read together */
+#define PKV_FOLD_BATCH  8  /* chunks of one, where arrivals are counted */
+#ifndef PKV_FOLD_UNROLL
+#define PKV_FOLD_UNROLL 1
 #endif
+#define PKV_PATIENCE (1 << 20) /* reads of an empty slot, about a second, before it is a fault */
 
 template <int HD> struct pkv_fold {
-  static constexpr int pitch = HD + 8; /* floats between rows: keeps the fragments' stores apart */
-  static constexpr int bytes = PKV_WARPS * PKV_FOLD_ROWS * pitch * 4;
-  static constexpr int stats_bytes = PKV_WARPS * PKV_CUDA_TILE_ROWS * 8;
-  static constexpr int items = (PKV_FOLD_ROWS * HD / 4 + PKV_THREADS - 1) / PKV_THREADS;
-  static constexpr int turns = PKV_CUDA_TILE_ROWS / PKV_FOLD_ROWS;
-  static constexpr int slot_floats = PKV_CUDA_TILE_ROWS * (HD + 2);
+  static constexpr int pitch = HD + 4; /* floats between rows: keeps the warps' stores apart */
+  static constexpr int floats = PKV_WARPS * PKV_TURN_ROWS * pitch;
+  static constexpr int stats = PKV_WARPS * PKV_TURN_ROWS;
+  static constexpr int bytes = floats * 4 + stats * 8 + 64; /* and words to meet by */
 };
 
 /* Four values of one query row, and that row's m and l. */
@@ -29,6 +39,9 @@ struct pkv_item {
   float4 acc;
 };
 
+static __device__ __forceinline__ pkv_item pkv_item_neutral() {
+  return {-CUDART_INF_F, 0.0f, make_float4(0, 0, 0, 0)};
+}
 static __device__ __forceinline__ void pkv_scale4(float4 &a, float x) {
   a = make_float4(a.x * x, a.y * x, a.z * x, a.w * x);
 }
@@ -46,26 +59,44 @@ static __device__ __forceinline__ void pkv_item_fold(pkv_item &a, const pkv_item
   pkv_add4(a.acc, b.acc, wb);
 }
 
-static __device__ __forceinline__ void pkv_store_out(const pkv_cuda_decode_params &p, int64_t at,
-                                                     float x) {
-  if (p.out_dtype == PKV_DTYPE_F32)
-    ((float *)p.out)[at] = x;
-  else if (p.out_dtype == PKV_DTYPE_F16)
-    ((__half *)p.out)[at] = __float2half_rn(x);
-  else
-    ((__nv_bfloat16 *)p.out)[at] = __float2bfloat16_rn(x);
+/* Four neighbouring outputs. */
+template <typename P>
+static __device__ __forceinline__ void pkv_store_out(const P &p, int64_t at, const float4 &x) {
+  const float v[4] = {x.x, x.y, x.z, x.w};
+  if (p.out_dtype == PKV_DTYPE_F32) {
+    float *out = (float *)p.out + at;
+    if (pkv_out_vectors(p)) {
+      *(float4 *)out = x;
+      return;
+    }
+    for (int i = 0; i < 4; ++i)
+      out[i] = v[i];
+    return;
+  }
+  const bool half = p.out_dtype == PKV_DTYPE_F16;
+  uint2 two;
+  two.x = half ? pkv_half_type::pack(x.x, x.y) : pkv_bf16_type::pack(x.x, x.y);
+  two.y = half ? pkv_half_type::pack(x.z, x.w) : pkv_bf16_type::pack(x.z, x.w);
+  uint16_t *out = (uint16_t *)p.out + at;
+  if (pkv_out_vectors(p)) {
+    *(uint2 *)out = two;
+    return;
+  }
+  out[0] = (uint16_t)two.x;
+  out[1] = (uint16_t)(two.x >> 16);
+  out[2] = (uint16_t)two.y;
+  out[3] = (uint16_t)(two.y >> 16);
 }
 
-/* Normalises, adds the sink, and stores an item: query row q of the segment, dimensions d .. d +
-   3. */
-static __device__ __forceinline__ void pkv_item_store(const pkv_cuda_decode_params &p, int row,
-                                                      int head, int q, int d,
+/* Normalises, adds the sink, and stores an item: query row q of the segment, from d on. */
+template <typename P>
+static __device__ __forceinline__ void pkv_item_store(const P &p, int row, int head, int q, int d,
                                                       const pkv_item &item) {
-  const int t = q / p.group, g = q - t * p.group, h = head * p.group + g;
-  const int64_t token = (int64_t)row * p.q_len + t;
+  const int t = pkv_q_len(p) == 1 ? 0 : q / p.group, g = q - t * p.group, h = head * p.group + g;
+  const int64_t token = (int64_t)row * pkv_q_len(p) + t;
   float m = item.m, l = item.l, keep = 1.0f;
-  if (p.sinks && m != -CUDART_INF_F) {
-    const float sink = p.sinks[h] * PKV_LOG2_E;
+  if (pkv_sinks(p) && m != -CUDART_INF_F) {
+    const float sink = pkv_sinks(p)[h] * PKV_LOG2_E;
     const float top = fmaxf(m, sink);
     keep = pkv_exp2(m - top);
     l = l * keep + pkv_exp2(sink - top);
@@ -76,141 +107,352 @@ static __device__ __forceinline__ void pkv_item_store(const pkv_cuda_decode_para
     p.lse[token * p.lse_token_stride + h] = p.lse_base2 ? lse2 : lse2 * 0.693147181f;
   }
   if (d >= p.cache.head_dim) return; /* a multiple of 8 */
-  const float v_scale = p.cache.v_head_scale ? p.v_scale * p.cache.v_head_scale[head] : p.v_scale;
-  const float norm = l > 0.0f ? keep / l * v_scale : 0.0f;
-  const int64_t at = token * p.out_token_stride + (int64_t)h * p.out_head_stride + d;
-  pkv_store_out(p, at, item.acc.x * norm);
-  pkv_store_out(p, at + 1, item.acc.y * norm);
-  pkv_store_out(p, at + 2, item.acc.z * norm);
-  pkv_store_out(p, at + 3, item.acc.w * norm);
+  const float v_scale = pkv_v_head_scale(p) ? p.v_scale * pkv_v_head_scale(p)[head] : p.v_scale;
+  float4 x = item.acc;
+  pkv_scale4(x, l > 0.0f ? keep / l * v_scale : 0.0f);
+  pkv_store_out(p, token * p.out_token_stride + (int64_t)h * p.out_head_stride + d, x);
 }
 
-/* A slot's arrays: m[16], l[16], acc[16][HD]. */
-template <int HD>
-static __device__ __forceinline__ float *pkv_slot(const pkv_cuda_decode_params &p, int tile,
-                                                  int slot) {
-  return p.slots + ((int64_t)tile * p.slots_stride + slot) * pkv_fold<HD>::slot_floats;
+/* A row of a slot: acc[HD], m, l, two words of padding. */
+template <int HD> struct pkv_slot_row { static constexpr int floats = HD + 4; };
+
+template <int HD, typename P>
+static __device__ __forceinline__ float *pkv_slot(const P &p, int tile, int slot) {
+  return p.slots +
+         ((int64_t)tile * p.slots_stride + slot) * (p.tile_rows * pkv_slot_row<HD>::floats);
+}
+
+/* A value that is not PKV_CUDA_EMPTY. */
+static __device__ __forceinline__ float pkv_not_empty(float x) {
+  return __float_as_uint(x) == PKV_CUDA_EMPTY ? CUDART_NAN_F : x;
 }
 
 template <int HD>
 static __device__ __forceinline__ void pkv_item_to_slot(float *slot, int m, int d,
                                                         const pkv_item &item) {
-  *(float4 *)(slot + 2 * PKV_CUDA_TILE_ROWS + m * HD + d) = item.acc;
-  if (d == 0) {
-    slot[m] = item.m;
-    slot[PKV_CUDA_TILE_ROWS + m] = item.l;
+  const float4 a = item.acc;
+  float *row = slot + m * pkv_slot_row<HD>::floats;
+  *(float4 *)(row + d) =
+      make_float4(pkv_not_empty(a.x), pkv_not_empty(a.y), pkv_not_empty(a.z), pkv_not_empty(a.w));
+  if (d == 0)
+    *(float4 *)(row + HD) = make_float4(pkv_not_empty(item.m), pkv_not_empty(item.l), 0.0f, 0.0f);
+}
+
+/* ------------------------------------------------------------------------------------------
+ * Between the warps of a CTA
+ * ---------------------------------------------------------------------------------------- */
+
+/* The area in shared memory through which warps hand states over; events are numbered. */
+template <int HD> struct pkv_exchange {
+  float *states;  /* [buffers][warps][turn_rows][pitch] */
+  float2 *stats;  /* [buffers][warps][turn_rows] of m, l */
+  uint32_t words; /* [buffers] warps that have arrived, [buffers] events that are through */
+  int turn_rows;  /* query rows an event holds */
+  int buffers;    /* 1 or 2 */
+  int event;      /* of this warp: the next */
+
+  __device__ __forceinline__ void init(unsigned char *memory, int rows, bool keep_half) {
+    states = (float *)memory;
+    stats = (float2 *)(states + pkv_fold<HD>::floats);
+    int *sync = (int *)(stats + pkv_fold<HD>::stats);
+    words = (uint32_t)__cvta_generic_to_shared(sync);
+    const bool half = keep_half || rows <= PKV_TURN_ROWS / 2;
+    turn_rows = half ? PKV_TURN_ROWS / 2 : PKV_TURN_ROWS;
+    buffers = half && !keep_half ? 2 : 1;
+    event = 0;
+    if (threadIdx.x < 4) sync[threadIdx.x] = 0;
   }
+  /* With keep_half: room for 16 rows of a running result. */
+  __device__ __forceinline__ float *kept() const {
+    return states + pkv_fold<HD>::floats / 2;
+  }
+  __device__ __forceinline__ float2 *kept_stats() const {
+    return stats + pkv_fold<HD>::stats / 2;
+  }
+
+  __device__ __forceinline__ int buffer() const {
+    return event & (buffers - 1);
+  }
+  __device__ __forceinline__ float *state_of(int buffer, int warp, int r) const {
+    return states + ((buffer * PKV_WARPS + warp) * turn_rows + r) * pkv_fold<HD>::pitch;
+  }
+  __device__ __forceinline__ float2 *stats_of(int buffer, int warp) const {
+    return stats + (buffer * PKV_WARPS + warp) * turn_rows;
+  }
+  /* Waits until the event that used the buffer before is through. */
+  __device__ __forceinline__ void acquire() const {
+    const int before = buffers == 2 ? event >> 1 : event;
+    while (pkv_shared_acquire(words + 8 + buffer() * 4) < before) {}
+  }
+  /* Announces this warp's states; true in the whole warp if it is the last. */
+  __device__ __forceinline__ bool arrive(int lane) const {
+    int before = 0;
+    __syncwarp();
+    if (lane == 0) before = pkv_shared_add(words + buffer() * 4, 1);
+    before = __shfl_sync(0xffffffffu, before, 0);
+    __syncwarp();
+    return before == PKV_WARPS - 1;
+  }
+  __device__ __forceinline__ void release(int lane) const {
+    const uint32_t arrived = words + buffer() * 4;
+    __syncwarp();
+    if (lane == 0) {
+      pkv_shared_release(arrived, 0);
+      pkv_shared_release(arrived + 8, (buffers == 2 ? event >> 1 : event) + 1);
+    }
+  }
+};
+
+/* l of all lanes; the state's statistics are then the same in all lanes of a column. */
+template <int HD, int NT>
+static __device__ __forceinline__ void pkv_state_finish(pkv_state<HD, NT> &s) {
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      s.l[n][j] += __shfl_xor_sync(0xffffffffu, s.l[n][j], 4);
+      s.l[n][j] += __shfl_xor_sync(0xffffffffu, s.l[n][j], 8);
+      s.l[n][j] += __shfl_xor_sync(0xffffffffu, s.l[n][j], 16);
+    }
+}
+
+/* Puts query rows [first, first + turn_rows) of this warp's state into the exchange. */
+template <typename KV, int HD, int NT>
+static __device__ __forceinline__ void pkv_deposit(const pkv_state<HD, NT> &s,
+                                                   const pkv_exchange<HD> &x, int first, int rows,
+                                                   int warp, int lane) {
+  const int buffer = x.buffer();
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int m = 8 * n + 2 * (lane & 3) + j, r = m - first;
+      if (r < 0 || r >= x.turn_rows || m >= rows) continue;
+      float *to = x.state_of(buffer, warp, r);
+#pragma unroll
+      for (int b = 0; b < HD / 16; ++b)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+          to[KV::dim_of(b, half, lane)] = s.acc[n][b][half * 2 + j];
+      if (lane < 4) x.stats_of(buffer, warp)[r] = make_float2(s.m[n][j], s.l[n][j]);
+    }
 }
 
 /*
- * Folds the warps' states; calls done(turn, n, m, d, item) for each of this thread's items, the
- * same
- * (turn, n) always standing for the same (m, d). All threads. rows: query rows of this tile.
+ * Hands this warp's state of a piece over, in turns; the warp that comes last folds the four, in
+ * warp order, and calls done(m, d, item) for every query row m and dimensions d .. d + 3. Its lane
+ * 4 r + k has the statistics of row r of the turn from warp k. Moves x.event on.
  */
-template <typename KV, int HD, typename F>
-static __device__ __forceinline__ void pkv_fold_warps(const pkv_state<HD> &s, int rows, float *fold,
-                                                      float *stats, int warp, int lane, F done) {
-  typedef pkv_fold<HD> C;
+template <typename KV, int HD, int NT, typename F>
+static __device__ __forceinline__ void pkv_fold_warps(pkv_state<HD, NT> &s, pkv_exchange<HD> &x,
+                                                      int rows, int warp, int lane, F done) {
+  pkv_state_finish(s);
+  for (int first = 0; first < rows; first += x.turn_rows) {
+    x.acquire();
+    pkv_deposit<KV, HD, NT>(s, x, first, rows, warp, lane);
+    if (x.arrive(lane)) {
+      const int buffer = x.buffer(), here = min(x.turn_rows, rows - first);
+      float2 ml = make_float2(-CUDART_INF_F, 0.0f);
+      if (lane / 4 < here) ml = x.stats_of(buffer, lane & 3)[lane / 4];
+      float high = fmaxf(ml.x, __shfl_xor_sync(0xffffffffu, ml.x, 1));
+      high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+      const float weight = pkv_exp2(ml.x - (high == -CUDART_INF_F ? 0.0f : high));
+      float l = ml.y * weight;
+      l += __shfl_xor_sync(0xffffffffu, l, 1);
+      l += __shfl_xor_sync(0xffffffffu, l, 2);
+      constexpr int unroll = PKV_FOLD_UNROLL;
+#pragma unroll unroll
+      for (int from = 0; from < here * (HD / 4); from += 32) {
+        const int r = (from + lane) / (HD / 4), d = (from + lane) % (HD / 4) * 4;
+        const int at = min(r, here - 1);
+        pkv_item item = {__shfl_sync(0xffffffffu, high, 4 * at),
+                         __shfl_sync(0xffffffffu, l, 4 * at), make_float4(0, 0, 0, 0)};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float l = s.l[half];
-    l += __shfl_xor_sync(0xffffffffu, l, 1);
-    l += __shfl_xor_sync(0xffffffffu, l, 2);
-    if ((lane & 3) == 0)
-      *(float2 *)(stats + ((lane / 4 + half * 8) * PKV_WARPS + warp) * 2) =
-          make_float2(s.m[half], l);
-  }
-#pragma unroll
-  for (int turn = 0; turn < C::turns; ++turn) {
-    if (turn * PKV_FOLD_ROWS >= rows) break;
-    constexpr int rows_a_half = 8 / PKV_FOLD_ROWS;
-    const int half = turn / rows_a_half;
-    if (lane / 4 / PKV_FOLD_ROWS == turn % rows_a_half) {
-      float *row = fold + (warp * PKV_FOLD_ROWS + lane / 4 % PKV_FOLD_ROWS) * C::pitch;
-#pragma unroll
-      for (int n = 0; n < HD / 16; ++n)
-        KV::store_pair(row, n, lane, s.acc[2 * n][half * 2], s.acc[2 * n][half * 2 + 1],
-                       s.acc[2 * n + 1][half * 2], s.acc[2 * n + 1][half * 2 + 1]);
-    }
-    __syncthreads();
-#pragma unroll
-    for (int n = 0; n < C::items; ++n) {
-      const int i = threadIdx.x + n * PKV_THREADS;
-      const int r = i / (HD / 4), m = turn * PKV_FOLD_ROWS + r, d = i % (HD / 4) * 4;
-      if (r >= PKV_FOLD_ROWS || m >= rows) continue;
-      float2 ml[PKV_WARPS];
-      pkv_item item = {-CUDART_INF_F, 0.0f, make_float4(0, 0, 0, 0)};
-#pragma unroll
-      for (int k = 0; k < PKV_WARPS; ++k) {
-        ml[k] = *(const float2 *)(stats + (m * PKV_WARPS + k) * 2);
-        item.m = fmaxf(item.m, ml[k].x);
+        for (int k = 0; k < PKV_WARPS; ++k)
+          pkv_add4(item.acc, *(const float4 *)(x.state_of(buffer, k, at) + d),
+                   __shfl_sync(0xffffffffu, weight, 4 * at + k));
+        if (r < here) done(first + r, d, item);
+        __syncwarp();
       }
-      const float ref = item.m == -CUDART_INF_F ? 0.0f : item.m;
-#pragma unroll
-      for (int k = 0; k < PKV_WARPS; ++k) {
-        const float weight = pkv_exp2(ml[k].x - ref);
-        item.l += ml[k].y * weight;
-        pkv_add4(item.acc, *(const float4 *)(fold + (k * PKV_FOLD_ROWS + r) * C::pitch + d),
-                 weight);
-      }
-      done(turn, n, m, d, item);
+      x.release(lane);
     }
-    __syncthreads();
+    ++x.event;
   }
 }
 
+/* ------------------------------------------------------------------------------------------
+ * Between CTAs
+ * ---------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ bool pkv_is_empty(const float4 &x) {
+  return __float_as_uint(x.x) == PKV_CUDA_EMPTY || __float_as_uint(x.y) == PKV_CUDA_EMPTY ||
+         __float_as_uint(x.z) == PKV_CUDA_EMPTY || __float_as_uint(x.w) == PKV_CUDA_EMPTY;
+}
+
+/* Copies row m of `count` slots to shared memory. The whole warp. */
+template <int HD>
+static __device__ __forceinline__ void pkv_copy_pieces(uint32_t to, const float *row, int64_t step,
+                                                       int count, int lane) {
+  constexpr int vectors = pkv_slot_row<HD>::floats / 4;
+  if (lane < vectors)
+#pragma unroll 8
+    for (int k = 0; k < count; ++k)
+      pkv_copy16(to + (uint32_t)(k * vectors + lane) * 16, row + k * step + lane * 4, 16);
+  if (vectors > 32) /* what is left over, of all pieces: a lane each */
+    for (int i = lane; i < count * (vectors - 32); i += 32) {
+      const int k = i / (vectors - 32), v = 32 + i % (vectors - 32);
+      pkv_copy16(to + (uint32_t)(k * vectors + v) * 16, row + k * step + v * 4, 16);
+    }
+  pkv_copy_commit();
+}
+
 /*
- * Folds `count` pieces from slot `first` on, `stride` slots apart, in order, and stores the result.
- * ONE_BY_ONE: each with the rounding that folding it alone has, as batch invariance asks.
- * All threads; reads through L2, with many loads in flight: the rest of the grid has finished by
- * then, so latency is all that counts.
+ * Folds into sum the rows of slots at `pieces`, in order: lanes have their m and l, two each, and
+ * each lane dimensions lane * 4 + 128 i. False, and sum is of no use, if a word has not arrived.
  */
-template <int HD, bool ONE_BY_ONE>
-static __device__ void pkv_fold_slots(const pkv_cuda_decode_params &p, int row, int head, int tile,
-                                      int first, int count, int stride, int rows) {
+template <int HD>
+static __device__ __forceinline__ bool pkv_fold_rows(pkv_item sum[(HD + 127) / 128],
+                                                     const float *pieces, int count, int lane) {
+  constexpr int pitch = pkv_slot_row<HD>::floats, parts = (HD + 127) / 128;
+  float4 stats[2];
+  float high = sum[0].m, weight[2], l = 0.0f;
+  bool empty = false;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int k = lane + i * 32;
+    stats[i] = k < count ? *(const float4 *)(pieces + k * pitch + HD)
+                         : make_float4(-CUDART_INF_F, 0, 0, 0);
+    empty |= pkv_is_empty(stats[i]);
+    high = fmaxf(high, stats[i].x);
+  }
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2)
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, i));
+  const float ref = high == -CUDART_INF_F ? 0.0f : high, shrink = pkv_exp2(sum[0].m - ref);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    weight[i] = pkv_exp2(stats[i].x - ref);
+    l += stats[i].y * weight[i];
+  }
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2)
+    l += __shfl_xor_sync(0xffffffffu, l, i);
+#pragma unroll
+  for (int i = 0; i < parts; ++i) {
+    sum[i].m = high;
+    sum[i].l = sum[i].l * shrink + l;
+    pkv_scale4(sum[i].acc, shrink);
+  }
+#pragma unroll 8
+  for (int k = 0; k < count; ++k) {
+    const float w = __shfl_sync(0xffffffffu, k < 32 ? weight[0] : weight[1], k & 31);
+#pragma unroll
+    for (int i = 0; i < parts; ++i) {
+      const float4 a = *(const float4 *)(pieces + k * pitch + min(i * 128 + lane * 4, HD - 4));
+      empty |= pkv_is_empty(a);
+      pkv_add4(sum[i].acc, a, w);
+    }
+  }
+  return !__any_sync(0xffffffffu, empty);
+}
+
+/* Leaves row m of `count` slots empty. */
+template <int HD>
+static __device__ __forceinline__ void pkv_empty_pieces(float *row, int64_t step, int count,
+                                                        int lane) {
+  const uint4 empty = make_uint4(PKV_CUDA_EMPTY, PKV_CUDA_EMPTY, PKV_CUDA_EMPTY, PKV_CUDA_EMPTY);
+#pragma unroll 4
+  for (int k = 0; k < count; ++k)
+#pragma unroll
+    for (int i = lane; i < pkv_slot_row<HD>::floats / 4; i += 32)
+      *(uint4 *)(row + k * step + i * 4) = empty;
+}
+
+/*
+ * The result of a cut segment whose pieces come into slots to.first_slot on: waits for them, folds
+ * them in order, stores, and empties the slots. Each warp has query rows of its own, and `room`
+ * bytes of `memory`. The whole warp.
+ */
+template <int HD, typename P>
+static __device__ void pkv_fold_segment(const P &p, const pkv_plan_merge &to, int tile, int rows,
+                                        unsigned char *memory, int room, int warp, int lane) {
+  constexpr int parts = (HD + 127) / 128, row_bytes = pkv_slot_row<HD>::floats * 4;
+  const int64_t step = p.tile_rows * pkv_slot_row<HD>::floats;
+  const int most = min(PKV_FOLD_PIECES, room / row_bytes);
+  for (int m = warp; m < rows; m += PKV_WARPS) {
+    float *row = pkv_slot<HD>(p, tile, to.first_slot) + m * pkv_slot_row<HD>::floats;
+    pkv_item sum[parts];
+#pragma unroll
+    for (int i = 0; i < parts; ++i)
+      sum[i] = pkv_item_neutral();
+    for (int k = 0; k < to.count; k += most) {
+      const int here = min(most, to.count - k);
+      pkv_item before[parts];
+#pragma unroll
+      for (int i = 0; i < parts; ++i)
+        before[i] = sum[i];
+      int patience = PKV_PATIENCE;
+      for (;;) {
+        pkv_copy_pieces<HD>((uint32_t)__cvta_generic_to_shared(memory), row + k * step, step, here,
+                            lane);
+        pkv_copy_wait<0>();
+        __syncwarp();
+        if (pkv_fold_rows<HD>(sum, (const float *)memory, here, lane) || --patience == 0) break;
+#pragma unroll
+        for (int i = 0; i < parts; ++i)
+          sum[i] = before[i];
+      }
+      if (patience == 0 && lane == 0) atomicMax(p.fault, 1 + to.row);
+    }
+#pragma unroll
+    for (int i = 0; i < parts; ++i)
+      if (i * 128 + lane * 4 < HD)
+        pkv_item_store(p, to.row, to.kv_head, tile * p.tile_rows + m, i * 128 + lane * 4, sum[i]);
+    pkv_empty_pieces<HD>(row, step, to.count, lane);
+  }
+}
+
+/* Announces `units` arrivals at a merge; true for the CTA that completes it, in all threads. */
+static __device__ __forceinline__ bool pkv_arrive(uint32_t *counter, int units, int count) {
+  __shared__ int last_arriver;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    const bool last = atomicAdd(counter, (uint32_t)units) + (uint32_t)units == (uint32_t)count;
+    if (last) *counter = 0; /* ready for the next launch */
+    __threadfence();
+    last_arriver = last;
+  }
+  __syncthreads();
+  return last_arriver;
+}
+
+/*
+ * Folds `count` pieces from slot `first` on, `stride` slots apart, one by one and in order, and
+ * stores the result. All threads; all pieces have arrived.
+ */
+template <int HD, typename P>
+static __device__ void pkv_fold_slots(const P &p, int row, int head, int tile, int first, int count,
+                                      int stride, int rows) {
   const float *slots = pkv_slot<HD>(p, tile, first);
-  const int64_t step = (int64_t)stride * pkv_fold<HD>::slot_floats;
+  const int64_t step = (int64_t)stride * (p.tile_rows * pkv_slot_row<HD>::floats);
   for (int i = threadIdx.x; i < rows * (HD / 4); i += PKV_THREADS) {
     const int m = i / (HD / 4), d = (i - m * (HD / 4)) * 4;
-    const float *ml = slots + m, *acc = slots + 2 * PKV_CUDA_TILE_ROWS + m * HD + d;
-    pkv_item sum = {-CUDART_INF_F, 0.0f, make_float4(0, 0, 0, 0)};
+    const float *at = slots + m * pkv_slot_row<HD>::floats;
+    pkv_item sum = pkv_item_neutral();
     for (int k = 0; k < count; k += PKV_FOLD_BATCH) {
-      float mk[PKV_FOLD_BATCH], lk[PKV_FOLD_BATCH];
-      float4 ak[PKV_FOLD_BATCH];
+      float4 stats[PKV_FOLD_BATCH], acc[PKV_FOLD_BATCH];
 #pragma unroll
       for (int j = 0; j < PKV_FOLD_BATCH; ++j) {
-        const int64_t at = (int64_t)min(k + j, count - 1) * step;
-        mk[j] = __ldcg(ml + at);
-        lk[j] = __ldcg(ml + PKV_CUDA_TILE_ROWS + at);
-        ak[j] = __ldcg((const float4 *)(acc + at));
+        const float *piece = at + min(k + j, count - 1) * step;
+        stats[j] = pkv_load_state(piece + HD);
+        acc[j] = pkv_load_state(piece + d);
       }
-      if (ONE_BY_ONE) {
 #pragma unroll
-        for (int j = 0; j < PKV_FOLD_BATCH; ++j)
-          if (k + j < count) pkv_item_fold(sum, {mk[j], lk[j], ak[j]});
-        continue;
-      }
-      float high = sum.m;
-#pragma unroll
-      for (int j = 0; j < PKV_FOLD_BATCH; ++j) {
-        if (k + j >= count) mk[j] = -CUDART_INF_F;
-        high = fmaxf(high, mk[j]);
-      }
-      const float ref = high == -CUDART_INF_F ? 0.0f : high;
-      const float shrink = pkv_exp2(sum.m - ref);
-      sum.l *= shrink;
-      pkv_scale4(sum.acc, shrink);
-#pragma unroll
-      for (int j = 0; j < PKV_FOLD_BATCH; ++j) {
-        const float weight = pkv_exp2(mk[j] - ref);
-        if (weight > 0.0f) {
-          sum.l += lk[j] * weight;
-          pkv_add4(sum.acc, ak[j], weight);
-        }
-      }
-      sum.m = high;
+      for (int j = 0; j < PKV_FOLD_BATCH; ++j)
+        if (k + j < count) pkv_item_fold(sum, {stats[j].x, stats[j].y, acc[j]});
     }
-    pkv_item_store(p, row, head, tile * PKV_CUDA_TILE_ROWS + m, d, sum);
+    pkv_item_store(p, row, head, tile * p.tile_rows + m, d, sum);
   }
 }
 

@@ -9,11 +9,22 @@
 
 #include "pkv/pkv.h"
 
-/* 16 bytes from global to shared memory, past L1. bytes < 16: the rest is zero, and 0 reads
-   nothing. */
+/* 16 bytes from global to shared memory, past L1. bytes < 16: the rest is zero, 0 reads nothing. */
 static __device__ __forceinline__ void pkv_copy16(uint32_t shared, const void *global, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global),
-               "r"(bytes));
+               "r"(bytes)
+               : "memory");
+}
+/* Pages are read once: they should not drive plan, table and partial states out of L2. */
+static __device__ __forceinline__ uint64_t pkv_read_once() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;\n" : "=l"(policy));
+  return policy;
+}
+static __device__ __forceinline__ void pkv_copy16(uint32_t shared, const void *global, int bytes,
+                                                  uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;\n" ::"r"(shared),
+               "l"(global), "r"(bytes), "l"(policy));
 }
 static __device__ __forceinline__ void pkv_copy_commit() {
   asm volatile("cp.async.commit_group;\n" ::);
@@ -96,8 +107,49 @@ struct pkv_bf16_type {
   }
 };
 
-static __device__ __forceinline__ void pkv_prefetch_l1(const void *at) {
-  asm volatile("prefetch.global.L1 [%0];\n" ::"l"(at));
+/* Transposes an 8x8 matrix of 16-bit values that lies in the warp's registers. */
+static __device__ __forceinline__ uint32_t pkv_transpose8(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(y) : "r"(x));
+  return y;
+}
+
+/* A read that stays where it is written: its latency is to pass under what follows. */
+static __device__ __forceinline__ uint32_t pkv_load_ahead(const void *at) {
+  uint32_t x;
+  asm volatile("ld.global.nc.u32 %0, [%1];\n" : "=r"(x) : "l"(at));
+  return x;
+}
+
+/* Through L2: what other CTAs have written. */
+static __device__ __forceinline__ float4 pkv_load_state(const void *at) {
+  return __ldcg((const float4 *)at);
+}
+
+/* Words in shared memory through which warps of a CTA meet. */
+static __device__ __forceinline__ int pkv_shared_acquire(uint32_t at) {
+  int x;
+  asm volatile("ld.acquire.cta.shared.s32 %0, [%1];\n" : "=r"(x) : "r"(at) : "memory");
+  return x;
+}
+static __device__ __forceinline__ void pkv_shared_release(uint32_t at, int x) {
+  asm volatile("st.release.cta.shared.s32 [%0], %1;\n" ::"r"(at), "r"(x) : "memory");
+}
+static __device__ __forceinline__ int pkv_shared_add(uint32_t at, int x) {
+  int before;
+  asm volatile("atom.acq_rel.cta.shared.add.s32 %0, [%1], %2;\n"
+               : "=r"(before)
+               : "r"(at), "r"(x)
+               : "memory");
+  return before;
+}
+static __device__ __forceinline__ int pkv_shared_swap_if(uint32_t at, int from, int to) {
+  int before;
+  asm volatile("atom.acq_rel.cta.shared.cas.b32 %0, [%1], %2, %3;\n"
+               : "=r"(before)
+               : "r"(at), "r"(from), "r"(to)
+               : "memory");
+  return before;
 }
 
 /* Programmatic dependent launch; nothing before sm_90. */

@@ -20,14 +20,23 @@ template <int BYTES> struct pkv_bits;
 template <> struct pkv_bits<1> { typedef uint8_t type; };
 template <> struct pkv_bits<2> { typedef uint16_t type; };
 
-/* Page id of this lane's token (lane & 15) of the warp's slice; -1 where there is none to read. */
-static __device__ __forceinline__ int
-pkv_fetch_page(const pkv_walk &w, const pkv_cuda_decode_params &p, int warp, int lane) {
+/*
+ * Page ids, read from the walk on. Runs (16 tokens lie on one page): of this warp's slices of 32
+ * steps, a lane each. Else: of this lane's token (lane & 15) of one step. -1 where there is none.
+ */
+template <typename P>
+static __device__ __forceinline__ int pkv_fetch_pages(const pkv_walk &w, const P &p, int warp,
+                                                      int lane) {
   if (w.row < 0) return -1;
-  int token = w.at + warp * PKV_SLICE_TOKENS + (lane & 15);
+  int token = w.at + warp * PKV_SLICE_TOKENS + (pkv_runs(p) ? lane * PKV_STEP_TOKENS : lane & 15);
   if (token >= w.end) return -1;
+  if (pkv_window(p) > 0) { /* pages before every query's window may be gone */
+    const int last = pkv_runs(p) ? token + PKV_SLICE_TOKENS - 1 : token;
+    if (last < w.len - pkv_q_len(p) + 1 - pkv_window(p)) return -1;
+  }
   token = min(token, w.len - 1); /* padded: the row's last valid page again */
-  const int index = p.page_shift >= 0 ? token >> p.page_shift : token / p.cache.page_tokens;
+  const int index =
+      pkv_runs(p) || p.page_shift >= 0 ? token >> p.page_shift : token / p.cache.page_tokens;
   const int page = __ldg(p.block_table + (int64_t)w.row * p.block_table_stride + index);
   if ((uint32_t)page < (uint64_t)p.cache.pages) return page;
   atomicMax(p.fault, 1 + w.row);
@@ -48,196 +57,283 @@ static __device__ __noinline__ void pkv_copy_elements(uint32_t to, const T *from
   }
 }
 
-/* Copies the slice at w into ring slot `slot` and commits; `page` is what pkv_fetch_page gave. */
-template <typename KV>
-static __device__ __forceinline__ void pkv_copy_slice(const pkv_walk &w,
-                                                      const pkv_cuda_decode_params &p, int page,
-                                                      uint32_t to, int warp, int lane) {
+/*
+ * A slice on one page: its address once, then fixed steps. `page` is that of every lane. Tokens
+ * past the end are zero.
+ */
+template <typename KV, int HD, typename P>
+static __device__ __forceinline__ void pkv_copy_run(const pkv_walk &w, const P &p, int page,
+                                                    uint32_t to, int base, uint64_t policy,
+                                                    int lane) {
+  typedef typename KV::element element;
+  constexpr int tokens_a_turn = 32 / KV::chunks, turns = PKV_SLICE_TOKENS * KV::chunks / 32;
+  constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
+  const int in_page = base & (p.cache.page_tokens - 1);
+  const int t = lane / KV::chunks, c = lane % KV::chunks;
+  const int left = page < 0 ? 0 : w.end - base;
+  page = max(page, 0);
+  const element *k = (const element *)p.cache.k + (int64_t)page * p.cache.k_page_stride +
+                     (in_page + t) * p.cache.k_token_stride + w.head * p.cache.k_head_stride +
+                     c * (16 / KV::bytes);
+  const element *v = (const element *)p.cache.v + (int64_t)page * p.cache.v_page_stride +
+                     (in_page + t) * p.cache.v_token_stride + w.head * p.cache.v_head_stride +
+                     c * (16 / KV::bytes);
+#pragma unroll
+  for (int i = 0; i < turns; ++i) {
+    const int token = i * tokens_a_turn + t;
+    const uint32_t at =
+        to + (uint32_t)((token * KV::chunks + pkv_swizzle<KV::chunks>(token, c)) * 16);
+    const int bytes = token < left ? 16 : 0;
+    pkv_copy16(at, k + i * tokens_a_turn * p.cache.k_token_stride, bytes, policy);
+    pkv_copy16(at + slice_bytes, v + i * tokens_a_turn * p.cache.v_token_stride, bytes, policy);
+  }
+}
+
+/* Token by token, each on a page of its own; what lies past end or head dimension is zero. */
+template <typename KV, typename P>
+static __device__ __forceinline__ void pkv_copy_tokens(const pkv_walk &w, const P &p, int page,
+                                                       uint32_t to, int base, int lane) {
   typedef typename KV::element element;
   constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
+  const int token = min(base + (lane & 15), w.len - 1);
+  const int in_page =
+      p.page_shift >= 0 ? token & (p.cache.page_tokens - 1) : token % p.cache.page_tokens;
+  int64_t k_at = (int64_t)page * p.cache.k_page_stride + in_page * p.cache.k_token_stride +
+                 w.head * p.cache.k_head_stride;
+  const int64_t v_at = (int64_t)page * p.cache.v_page_stride + in_page * p.cache.v_token_stride +
+                       w.head * p.cache.v_head_stride;
+  if (page < 0 || base + (lane & 15) >= w.end) k_at = INT64_MIN;
+#pragma unroll 2
+  for (int i = 0; i < PKV_SLICE_TOKENS * KV::chunks / 32; ++i) {
+    const int t = (i * 32 + lane) / KV::chunks, c = (i * 32 + lane) % KV::chunks;
+    const int64_t k_from = __shfl_sync(0xffffffffu, k_at, t);
+    const int64_t v_from = __shfl_sync(0xffffffffu, v_at, t);
+    const int left = (p.cache.head_dim - c * (16 / KV::bytes)) * KV::bytes; /* may end inside */
+    const int bytes = k_from == INT64_MIN ? 0 : max(0, min(16, left));
+    const uint32_t at = (uint32_t)((t * KV::chunks + pkv_swizzle<KV::chunks>(t, c)) * 16);
+    const int64_t d = bytes > 0 ? c * (16 / KV::bytes) : 0;
+    const element *k = (const element *)p.cache.k + (bytes > 0 ? k_from + d : 0);
+    const element *v = (const element *)p.cache.v + (bytes > 0 ? v_from + d : 0);
+    if (pkv_aligned(p)) {
+      pkv_copy16(to + at, k, bytes);
+      pkv_copy16(to + slice_bytes + at, v, bytes);
+    } else {
+      pkv_copy_elements(to + at, k, bytes / KV::bytes);
+      pkv_copy_elements(to + slice_bytes + at, v, bytes / KV::bytes);
+    }
+  }
+}
+
+/* Copies the slice at w to `to` and commits; `page` is its page, or this lane's token's. */
+template <typename KV, int HD, typename P>
+static __device__ __forceinline__ void pkv_copy_slice(const pkv_walk &w, const P &p, int page,
+                                                      uint32_t to, uint64_t policy, int warp,
+                                                      int lane) {
   const int base = w.at + warp * PKV_SLICE_TOKENS;
   if (w.row >= 0 && base < w.end) {
-    const int token = min(base + (lane & 15), w.len - 1);
-    const int in_page =
-        p.page_shift >= 0 ? token & (p.cache.page_tokens - 1) : token % p.cache.page_tokens;
-    int64_t k_at = (int64_t)page * p.cache.k_page_stride + in_page * p.cache.k_token_stride +
-                   w.head * p.cache.k_head_stride;
-    const int64_t v_at = (int64_t)page * p.cache.v_page_stride + in_page * p.cache.v_token_stride +
-                         w.head * p.cache.v_head_stride;
-    if (page < 0) k_at = INT64_MIN;
-#pragma unroll
-    for (int i = 0; i < PKV_SLICE_TOKENS * KV::chunks / 32; ++i) {
-      const int t = (i * 32 + lane) / KV::chunks, c = (i * 32 + lane) % KV::chunks;
-      const int64_t k_from = __shfl_sync(0xffffffffu, k_at, t);
-      const int64_t v_from = __shfl_sync(0xffffffffu, v_at, t);
-      const int left = (p.cache.head_dim - c * (16 / KV::bytes)) * KV::bytes; /* may end inside */
-      const int bytes = k_from == INT64_MIN ? 0 : max(0, min(16, left));
-      const uint32_t at = (uint32_t)((t * KV::chunks + pkv_swizzle<KV::chunks>(t, c)) * 16);
-      const int64_t d = bytes > 0 ? c * (16 / KV::bytes) : 0;
-      const element *k = (const element *)p.cache.k + (bytes > 0 ? k_from + d : 0);
-      const element *v = (const element *)p.cache.v + (bytes > 0 ? v_from + d : 0);
-      if (p.aligned) {
-        pkv_copy16(to + at, k, bytes);
-        pkv_copy16(to + slice_bytes + at, v, bytes);
-      } else {
-        pkv_copy_elements(to + at, k, bytes / KV::bytes);
-        pkv_copy_elements(to + slice_bytes + at, v, bytes / KV::bytes);
-      }
-    }
+    if (pkv_runs(p) && (pkv_is_plain(p) || w.end <= w.len)) /* else padded */
+      pkv_copy_run<KV, HD>(w, p, page, to, base, policy, lane);
+    else
+      pkv_copy_tokens<KV>(w, p, page, to, base, lane);
   }
   pkv_copy_commit();
 }
 
-static __device__ __forceinline__ float pkv_q_element(const pkv_cuda_decode_params &p, int64_t at) {
+template <typename P>
+static __device__ __forceinline__ float pkv_q_element(const P &p, int64_t at) {
   if (p.q_dtype == PKV_DTYPE_F32) return ((const float *)p.q)[at];
   if (p.q_dtype == PKV_DTYPE_F16) return __half2float(((const __half *)p.q)[at]);
   return __bfloat162float(((const __nv_bfloat16 *)p.q)[at]);
 }
 
-/* Two neighbouring elements of a query row as one operand word. */
-template <typename MMA>
-static __device__ __forceinline__ uint32_t pkv_q_word(const pkv_cuda_decode_params &p, int64_t at) {
-  if (p.q_is_operand) return __ldg((const uint32_t *)((const uint16_t *)p.q + at));
+/* Two neighbouring elements of a query row as one operand word, converted. */
+template <typename MMA, typename P>
+static __device__ __noinline__ uint32_t pkv_q_convert(const P &p, int64_t at) {
   return MMA::pack(pkv_q_element(p, at), pkv_q_element(p, at + 1));
 }
 
-/*
- * Query rows of one segment as A fragments, rows m = tile * 16 + (lane / 4, + 8), m = t * group +
- * g.
- * Rows past the end are zero.
- */
-template <typename KV, int HD>
-static __device__ __forceinline__ void pkv_load_q(uint32_t q[HD / 16][4],
-                                                  const pkv_cuda_decode_params &p, int row,
+/* The query rows of one segment as B fragments, NT blocks of 8 rows. */
+template <int HD, int NT> struct pkv_query { uint32_t word[NT][HD / 16][2]; };
+
+/* Row m of the tile is query row tile * 8 NT + m = t * group + g. Rows past the end are zero. */
+template <typename KV, int HD, int NT, typename P>
+static __device__ __forceinline__ void pkv_load_q(pkv_query<HD, NT> &q, const P &p, int row,
                                                   int head, int tile, int lane) {
-  const int rows = p.q_len * p.group;
+  const int rows = pkv_q_len(p) * p.group;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int m = tile * PKV_CUDA_TILE_ROWS + lane / 4 + half * 8;
-    const int t = m / p.group, g = m - t * p.group;
-    const int64_t at = ((int64_t)row * p.q_len + t) * p.q_token_stride +
+  for (int n = 0; n < NT; ++n) {
+    const int m = (tile * NT + n) * 8 + lane / 4;
+    const int t = pkv_q_len(p) == 1 ? 0 : m / p.group, g = m - t * p.group;
+    const int64_t at = ((int64_t)row * pkv_q_len(p) + t) * p.q_token_stride +
                        (int64_t)(head * p.group + g) * p.q_head_stride;
 #pragma unroll
     for (int k = 0; k < HD / 16; ++k)
 #pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        const int d = KV::q_pair(k, word, lane);
-        q[k][half + 2 * word] =
-            m < rows && d < p.cache.head_dim ? pkv_q_word<typename KV::mma>(p, at + d) : 0u;
+      for (int half = 0; half < 2; ++half) {
+        const int d = KV::q_pair(k, half, lane);
+        uint32_t word = 0;
+        if (m < rows && d < p.cache.head_dim) {
+          if (pkv_q_is_operand(p))
+            word = pkv_load_ahead((const uint16_t *)p.q + at + d);
+          else
+            word = pkv_q_convert<typename KV::mma>(p, at + d);
+        }
+        q.word[n][k][half] = word;
       }
   }
 }
 
-/* One warp's running state over its slices: two query rows a lane (lane / 4 and that + 8). */
-template <int HD> struct pkv_state {
-  float m[2], l[2]; /* l: this lane's share, summed over 4 lanes when it is stored */
-  float acc[HD / 8][4];
+/*
+ * A warp's running softmax over its slices. Lane holds query rows 8 n + 2 (lane & 3) + {0, 1} of
+ * the tile, and of these head dimensions KV::dim_of. l is a lane's own share.
+ */
+template <int HD, int NT> struct pkv_state {
+  float m[NT][2], l[NT][2];
+  float acc[NT][HD / 16]
+           [4]; /* (row 0, half 0), (row 1, half 0), (row 0, half 1), (row 1, half 1) */
 };
 
-template <int HD> static __device__ __forceinline__ void pkv_state_reset(pkv_state<HD> &s) {
+template <int HD, int NT>
+static __device__ __forceinline__ void pkv_state_reset(pkv_state<HD, NT> &s) {
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    s.m[i] = -CUDART_INF_F;
-    s.l[i] = 0.0f;
+  for (int n = 0; n < NT; ++n) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      s.m[n][j] = -CUDART_INF_F;
+      s.l[n][j] = 0.0f;
+    }
+#pragma unroll
+    for (int b = 0; b < HD / 16; ++b)
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        s.acc[n][b][j] = 0.0f;
   }
-#pragma unroll
-  for (int n = 0; n < HD / 8; ++n)
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-      s.acc[n][j] = 0.0f;
 }
 
 /* Logits in base 2, those a query may not see set to -infinity. `scale` holds log2 e. */
-static __device__ __forceinline__ void pkv_logits(float c[2][4], const pkv_walk &w,
-                                                  const pkv_cuda_decode_params &p, float scale,
-                                                  int base, int tile, int lane) {
-  if (p.soft_cap > 0.0f) {
-    const float in = scale / (p.soft_cap * PKV_LOG2_E), out = p.soft_cap * PKV_LOG2_E;
+template <int NT, typename P>
+static __device__ __forceinline__ void pkv_logits(float c[NT][4], const pkv_walk &w, const P &p,
+                                                  float scale, int base, int tile, int lane) {
+  if (pkv_soft_cap(p) > 0.0f) {
+    const float in = scale / (pkv_soft_cap(p) * PKV_LOG2_E), out = pkv_soft_cap(p) * PKV_LOG2_E;
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         c[n][j] = tanhf(c[n][j] * in) * out;
   } else {
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int j = 0; j < 4; ++j)
         c[n][j] *= scale;
   }
   /* every query sees every key up to the first query's position; later keys and windows are
      masked */
-  const int first_pos = w.len - p.q_len;
-  if (base + PKV_SLICE_TOKENS - 1 <= first_pos && p.window == 0 && base + PKV_SLICE_TOKENS <= w.end)
+  const int first_pos = w.len - pkv_q_len(p);
+  if (base + PKV_SLICE_TOKENS - 1 <= first_pos && pkv_window(p) == 0 &&
+      base + PKV_SLICE_TOKENS <= w.end)
     return;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int pos = first_pos + (tile * PKV_CUDA_TILE_ROWS + lane / 4 + half * 8) / p.group;
-    const int from = p.window > 0 ? pos - p.window + 1 : 0;
-    const int until = min(pos + 1, min(w.end, w.len));
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int j = 0; j < 2; ++j) {
+      const int t = pkv_q_len(p) == 1 ? 0 : ((tile * NT + n) * 8 + 2 * (lane & 3) + j) / p.group;
+      const int pos = first_pos + t;
+      const int from = pkv_window(p) > 0 ? pos - pkv_window(p) + 1 : 0;
+      const int until = min(pos + 1, min(w.end, w.len));
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const int token = base + n * 8 + 2 * (lane & 3) + j;
+      for (int half = 0; half < 2; ++half) {
+        const int token = base + half * 8 + lane / 4;
         if (token < from || token >= until) c[n][half * 2 + j] = -CUDART_INF_F;
       }
-  }
+    }
 }
 
-/* S = q K^T, online softmax, acc += P V over the slice in shared memory at `from`. */
-template <typename KV, int HD>
+/*
+ * Takes the logits of one slice into m and l; c becomes the weights. m is a reference, not the
+ * maximum: it moves, and acc is scaled, only when a logit exceeds it by more than PKV_HEADROOM, so
+ * that most slices need no exchange between lanes. Weights stay below 2^PKV_HEADROOM.
+ */
+#define PKV_HEADROOM 8.0f
+
+template <int HD, int NT>
+static __device__ __forceinline__ void pkv_softmax(pkv_state<HD, NT> &s, float c[NT][4]) {
+  bool above = false;
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      above |= c[n][j] > s.m[n][j & 1] + PKV_HEADROOM;
+  if (__any_sync(0xffffffffu, above)) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        float top = fmaxf(c[n][j], c[n][2 + j]);
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 4));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 8));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 16));
+        const float m = fmaxf(s.m[n][j], top);
+        const float shrink = pkv_exp2(s.m[n][j] - (m == -CUDART_INF_F ? 0.0f : m));
+        s.m[n][j] = m;
+        s.l[n][j] *= shrink;
+#pragma unroll
+        for (int b = 0; b < HD / 16; ++b)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+            s.acc[n][b][half * 2 + j] *= shrink;
+      }
+  }
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float ref = s.m[n][j] == -CUDART_INF_F ? 0.0f : s.m[n][j];
+      c[n][j] = pkv_exp2(c[n][j] - ref);
+      c[n][2 + j] = pkv_exp2(c[n][2 + j] - ref);
+      s.l[n][j] += c[n][j] + c[n][2 + j];
+    }
+}
+
+/* S^T = K q^T, online softmax, acc^T += V^T P^T over the slice in shared memory at `from`. */
+template <typename KV, int HD, int NT, typename P>
 static __device__ __forceinline__ void
-pkv_slice_attend(pkv_state<HD> &s, const uint32_t q[HD / 16][4], const pkv_walk &w,
-                 const pkv_cuda_decode_params &p, float scale, uint32_t from, int tile, int warp,
-                 int lane) {
+pkv_slice_attend(pkv_state<HD, NT> &s, const pkv_query<HD, NT> &q, const pkv_walk &w, const P &p,
+                 float scale, uint32_t from, int tile, int warp, int lane) {
   typedef typename KV::mma MMA;
   const int base = w.at + warp * PKV_SLICE_TOKENS;
   if (base >= w.end) return;
-  float c[2][4] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+  float c[NT][4] = {}, odd[NT][4] = {}; /* two chains: latency is what a slice waits for */
 #pragma unroll
   for (int k = 0; k < HD / 16; ++k) {
-    uint32_t b[4];
-    KV::load_k(b, from, k, lane);
-    MMA::mma(c[0], q[k], b[0], b[1]);
-    MMA::mma(c[1], q[k], b[2], b[3]);
+    uint32_t a[4];
+    KV::load_k(a, from, k, lane);
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+      MMA::mma(k & 1 ? odd[n] : c[n], a, q.word[n][k][0], q.word[n][k][1]);
   }
-  pkv_logits(c, w, p, scale, base, tile, lane);
-  uint32_t a[4];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float top =
-        fmaxf(fmaxf(c[0][half * 2], c[0][half * 2 + 1]), fmaxf(c[1][half * 2], c[1][half * 2 + 1]));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    const float m = fmaxf(s.m[half], top);
-    const float ref = m == -CUDART_INF_F ? 0.0f : m;
-    const float shrink = pkv_exp2(s.m[half] - ref);
-    s.m[half] = m;
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+    for (int j = 0; j < 4; ++j)
+      c[n][j] += odd[n][j];
+  pkv_logits<NT>(c, w, p, scale, base, tile, lane);
+  pkv_softmax<HD, NT>(s, c);
+  uint32_t weights[NT][2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j)
-        c[n][half * 2 + j] = pkv_exp2(c[n][half * 2 + j] - ref);
-    s.l[half] = s.l[half] * shrink +
-                ((c[0][half * 2] + c[0][half * 2 + 1]) + (c[1][half * 2] + c[1][half * 2 + 1]));
-    a[half] = MMA::pack(c[0][half * 2], c[0][half * 2 + 1]);
-    a[half + 2] = MMA::pack(c[1][half * 2], c[1][half * 2 + 1]);
-    if (__any_sync(0xffffffffu, shrink != 1.0f)) {
+  for (int n = 0; n < NT; ++n)
 #pragma unroll
-      for (int n = 0; n < HD / 8; ++n) {
-        s.acc[n][half * 2] *= shrink;
-        s.acc[n][half * 2 + 1] *= shrink;
-      }
-    }
-  }
+    for (int half = 0; half < 2; ++half)
+      weights[n][half] = pkv_transpose8(MMA::pack(c[n][half * 2], c[n][half * 2 + 1]));
   constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
 #pragma unroll
-  for (int n = 0; n < HD / 16; ++n) {
-    uint32_t b[4];
-    KV::load_v(b, from + slice_bytes, n, lane);
-    MMA::mma(s.acc[2 * n], a, b[0], b[1]);
-    MMA::mma(s.acc[2 * n + 1], a, b[2], b[3]);
+  for (int b = 0; b < HD / 16; ++b) {
+    uint32_t a[4];
+    KV::load_v(a, from + slice_bytes, b, lane);
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+      MMA::mma(s.acc[n][b], a, weights[n][0], weights[n][1]);
   }
 }
 
