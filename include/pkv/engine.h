@@ -198,7 +198,9 @@ typedef struct pkv_engine_options {
   int32_t prefill_chunk; /* prompt tokens a step; 0 = 512 */
   pkv_activations activations;
   pkv_policy policy; /* PKV_POLICY_FIXED with `route` by default */
-  pkv_route route;   /* balanced by default */
+  /* AUTO (default): shared in steps whose decoding rows share prefixes so that it pays, balanced in
+     others; with prefix_sharing 0 balanced. SHARED means the same. */
+  pkv_route route;
   /* 1 (default): a request's tokens do not depend on what runs beside it. */
   int32_t batch_invariant;
   int32_t prefix_sharing; /* 1 (default): equal prompt prefixes of live requests share pages */
@@ -208,13 +210,14 @@ typedef struct pkv_engine_options {
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
-        PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_BALANCED, 1, 1, 0, NULL                    \
+        PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL                        \
   }
 
 /*
  * Everything a step needs is allocated here. The longest sequence is min(max_seq_len, context,
  * cache_tokens): what fits is what is promised (pkv_engine_stats.max_seq_len tells). The model must
- * outlive the engine. With batch_invariant the route must be one that can promise it (balanced).
+ * outlive the engine. With batch_invariant the route must be one that can promise it (balanced,
+ * shared).
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
                                                     const pkv_engine_options *options,
@@ -312,13 +315,17 @@ typedef struct pkv_engine_stats {
   int64_t pages_total, pages_in_use, pages_peak, pages_shared;
   size_t cache_bytes;
   /* By pkv_route, with options.route_stats: K and V bytes, padding included, that the decoding rows
-     of all steps so far would have read by that route. */
+     of all steps so far would have read by that route; by shared, what rows share once. */
   int64_t kv_bytes_route[8];
+  int64_t shared_steps; /* steps that read shared prefixes once for all (route shared) */
   /* A step that does both is split by its tokens. */
   double prefill_seconds, decode_seconds;
 } pkv_engine_stats;
 #define PKV_ENGINE_STATS_INIT                                                                      \
-  { (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0 }
+  {                                                                                                \
+    (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, \
+        0                                                                                          \
+  }
 
 /* Fills a struct that was set to PKV_ENGINE_STATS_INIT. */
 PKV_API void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine);

@@ -210,15 +210,21 @@ static double per(double amount, double by) {
 }
 
 static void print_routes(const pkv_engine_stats *s) {
-  static const pkv_route routes[] = {PKV_ROUTE_BALANCED, PKV_ROUTE_WORKQUEUE, PKV_ROUTE_SPLIT,
-                                     PKV_ROUTE_BUCKET_EXACT, PKV_ROUTE_BUCKET_PADDED};
-  const double least = (double)s->kv_bytes_route[PKV_ROUTE_BALANCED];
+  static const struct {
+    pkv_route route;
+    const char *note;
+  } routes[] = {{PKV_ROUTE_SHARED, "this run: what requests share is read once"},
+                {PKV_ROUTE_BALANCED, "without sharing: each request reads all of its own"},
+                {PKV_ROUTE_WORKQUEUE, "what its plans would read"},
+                {PKV_ROUTE_SPLIT, "what its plans would read"},
+                {PKV_ROUTE_BUCKET_EXACT, "what its plans would read"},
+                {PKV_ROUTE_BUCKET_PADDED, "what its plans would read"}};
+  const double least = (double)s->kv_bytes_route[PKV_ROUTE_SHARED];
   (void)puts("\nKV cache bytes read a generated token, by attention route");
   for (size_t i = 0; i < sizeof routes / sizeof *routes; i++) {
-    const double bytes = (double)s->kv_bytes_route[routes[i]];
-    (void)printf("  %-22s %8.2f MB   %5.2fx  %s\n", pkv_route_name(routes[i]),
-                 per(bytes, (double)s->decode_tokens) * 1e-6, per(bytes, least),
-                 routes[i] == PKV_ROUTE_BALANCED ? "this run" : "what its plans would read");
+    const double bytes = (double)s->kv_bytes_route[routes[i].route];
+    (void)printf("  %-22s %8.2f MB   %5.2fx  %s\n", pkv_route_name(routes[i].route),
+                 per(bytes, (double)s->decode_tokens) * 1e-6, per(bytes, least), routes[i].note);
   }
 }
 
@@ -241,6 +247,8 @@ static void print_table(const demo *d) {
   (void)printf("%-24s peak %lld of %lld, now %lld in use (%.0f KiB each)\n", "pages",
                (long long)s.pages_peak, (long long)s.pages_total, (long long)s.pages_in_use, kib);
   (void)printf("%-24s %lld\n", "prefix pages reused", (long long)s.prefix_pages_reused);
+  (void)printf("%-24s %lld of %lld read shared prefixes once for all\n", "steps",
+               (long long)s.shared_steps, (long long)s.steps);
   if (s.preemptions > 0) (void)printf("%-24s %lld\n", "preemptions", (long long)s.preemptions);
   print_routes(&s);
 }
@@ -264,13 +272,13 @@ static int print_json(const demo *d) {
   pkv_engine_stats s = PKV_ENGINE_STATS_INIT;
   pkv_engine_get_stats(&s, d->engine);
   json_t *const routes = json_object();
-  for (int r = PKV_ROUTE_BUCKET_EXACT; r <= PKV_ROUTE_BALANCED; r++)
+  for (int r = PKV_ROUTE_BUCKET_EXACT; r <= PKV_ROUTE_SHARED; r++)
     (void)json_object_set_new(routes, pkv_route_name((pkv_route)r),
                               json_real(per((double)s.kv_bytes_route[r], (double)s.decode_tokens)));
   return pkv_cli_json(
       d->cli,
       json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, "
-                "s:o, s:o}",
+                "s:I, s:I, s:o, s:o}",
                 "requests", d->count, "groups", (int)d->options->groups, "prompt_tokens",
                 (json_int_t)s.prompt_tokens, "prompt_tokens_reused",
                 (json_int_t)s.prompt_tokens_reused, "prefill_tokens", (json_int_t)s.prefill_tokens,
@@ -281,7 +289,8 @@ static int print_json(const demo *d) {
                 d->total_s, "pages_total", (json_int_t)s.pages_total, "pages_peak",
                 (json_int_t)s.pages_peak, "pages_in_use", (json_int_t)s.pages_in_use,
                 "prefix_pages_reused", (json_int_t)s.prefix_pages_reused, "preemptions",
-                (json_int_t)s.preemptions, "kv_bytes_per_token", routes, "answers",
+                (json_int_t)s.preemptions, "steps", (json_int_t)s.steps, "shared_steps",
+                (json_int_t)s.shared_steps, "kv_bytes_per_token", routes, "answers",
                 answers_json(d)));
 }
 
@@ -347,7 +356,8 @@ const pkv_command pkv_command_demo = {
     .summary = "Answer many questions about a few documents at once",
     .details = "Takes licence texts that every Debian system has, asks different questions about "
                "each, and decodes all answers together from one paged cache. Questions about the "
-               "same document share its pages. Ends with a table of what was measured.",
+               "same document share its pages, and attention reads them once for all. Ends with a "
+               "table of what was measured.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(demo_options),

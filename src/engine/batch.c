@@ -13,13 +13,13 @@
 /* Routes whose plans a step may build for decoding rows. */
 static const pkv_route decode_routes[] = {
     PKV_ROUTE_BUCKET_EXACT, PKV_ROUTE_BUCKET_PADDED, PKV_ROUTE_SPLIT,
-    PKV_ROUTE_WORKQUEUE,    PKV_ROUTE_BALANCED,
+    PKV_ROUTE_WORKQUEUE,    PKV_ROUTE_BALANCED,      PKV_ROUTE_SHARED,
 };
 #define DECODE_ROUTES ((int)(sizeof decode_routes / sizeof *decode_routes))
 
 static pkv_plan_options plan_options(const pkv_engine *e, pkv_route route) {
   pkv_plan_options o = PKV_PLAN_OPTIONS_INIT;
-  o.route = route == PKV_ROUTE_AUTO ? PKV_ROUTE_BALANCED : route;
+  o.route = route;
   o.flags = e->options.batch_invariant ? PKV_PLAN_BATCH_INVARIANT : 0u;
   return o;
 }
@@ -34,7 +34,8 @@ static pkv_status size_class(const pkv_engine *e, pkv_q_class *c, size_t *worksp
   const bool chooses = c->shape.q_len == 1 && e->options.policy != PKV_POLICY_FIXED;
   for (int i = 0; i < DECODE_ROUTES; i++) {
     size_t plan = 0, work = 0;
-    if (!chooses && decode_routes[i] != c->plan_options.route) continue;
+    const bool shares = decode_routes[i] == PKV_ROUTE_SHARED;
+    if (shares ? !c->shares : !chooses && decode_routes[i] != c->plan_options.route) continue;
     const pkv_plan_options o = plan_options(e, decode_routes[i]);
     PKV_TRY(pkv_plan_size(&plan, &work, &c->shape, &o, c->max_rows, e->options.max_seq_len, err));
     c->plan_bytes = larger(c->plan_bytes, plan);
@@ -60,7 +61,11 @@ static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_
   if (q_len < PKV_Q_LARGEST && c->max_rows > e->options.max_rows) c->max_rows = e->options.max_rows;
   if (q_len == 1) c->max_rows = e->options.max_rows;
   if (c->max_rows == 0) return PKV_OK;
-  c->plan_options = plan_options(e, q_len == 1 ? e->options.route : PKV_ROUTE_BALANCED);
+  c->shares =
+      q_len == 1 && e->options.route == PKV_ROUTE_SHARED && e->options.policy == PKV_POLICY_FIXED;
+  c->plan_options =
+      plan_options(e, q_len == 1 && e->options.route != PKV_ROUTE_SHARED ? e->options.route
+                                                                         : PKV_ROUTE_BALANCED);
   PKV_TRY(size_class(e, c, workspace, err));
   c->plan = pkv_alloc(&e->allocator, c->plan_bytes);
   c->seq_len = pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows, sizeof *c->seq_len);
@@ -74,7 +79,9 @@ static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_
 /* For the statistics: the engine's own route as it runs it, the others as they are. */
 static pkv_plan_options stats_options(const pkv_engine *e, pkv_route route) {
   pkv_plan_options o = plan_options(e, route);
-  if (e->options.policy != PKV_POLICY_FIXED || route != e->options.route) o.flags = 0u;
+  const bool own = route == e->options.route ||
+                   (e->options.route == PKV_ROUTE_SHARED && route == PKV_ROUTE_BALANCED);
+  if (e->options.policy != PKV_POLICY_FIXED || !own) o.flags = 0u;
   return o;
 }
 
@@ -88,8 +95,10 @@ static pkv_status create_stats_plan(pkv_engine *e, pkv_error *err) {
     e->stats_plan_bytes = larger(e->stats_plan_bytes, plan);
   }
   e->stats_plan = pkv_alloc(&e->allocator, e->stats_plan_bytes);
-  PKV_CHECK(err, e->stats_plan != NULL, PKV_E_NOMEM, "no memory for %zu bytes of route statistics",
-            e->stats_plan_bytes);
+  e->decode_table = pkv_alloc_zeroed(&e->allocator, (size_t)e->options.max_rows,
+                                     (size_t)e->max_pages * sizeof *e->decode_table);
+  PKV_CHECK(err, e->stats_plan != NULL && e->decode_table != NULL, PKV_E_NOMEM,
+            "no memory for %zu bytes of route statistics", e->stats_plan_bytes);
   return PKV_OK;
 }
 
@@ -135,6 +144,8 @@ void pkv_batch_destroy(pkv_engine *engine) {
     pkv_free(a, c->table, (size_t)c->max_rows * (size_t)e->max_pages * sizeof *c->table);
   }
   pkv_free(a, e->stats_plan, e->stats_plan_bytes);
+  pkv_free(a, e->decode_table,
+           (size_t)e->options.max_rows * (size_t)e->max_pages * sizeof *e->decode_table);
   pkv_free(a, e->ids, tokens * sizeof *e->ids);
   pkv_free(a, e->positions, tokens * sizeof *e->positions);
   pkv_free(a, e->slots, tokens * sizeof *e->slots);
@@ -208,13 +219,48 @@ static pkv_status choose_route(pkv_engine *e, pkv_q_class *c, pkv_error *err) {
   return PKV_OK;
 }
 
+/* Rows of requests get pages of others' prompts from the start on: an equal page has equal ones
+ * before it. */
+static pkv_status build_shared(const pkv_plan **plan, pkv_engine *e, void *memory, size_t bytes,
+                               const pkv_plan_options *options, const int32_t *table, int32_t rows,
+                               const int32_t *seq_len, pkv_error *err) {
+  pkv_sharing sharing = PKV_SHARING_INIT;
+  sharing.flags = PKV_TABLE_CHAINED;
+  sharing.block_table = table;
+  sharing.block_table_stride = e->max_pages;
+  sharing.max_pages = e->max_pages;
+  return pkv_plan_build_shared(plan, memory, bytes, &e->classes[0].shape, options, rows, seq_len,
+                               &sharing, err);
+}
+
+/* *plan stays NULL where the rows share nothing that pays. */
+static pkv_status plan_sharing(const pkv_plan **plan, pkv_engine *e, const pkv_q_class *c,
+                               pkv_error *err) {
+  pkv_pool_stats pool;
+  pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
+  *plan = NULL;
+  if (!c->shares || c->rows < 2) return PKV_OK;
+  pkv_pool_get_stats(&pool, e->pool);
+  if (pool.pages_shared == 0) return PKV_OK;
+  const pkv_plan_options o = plan_options(e, PKV_ROUTE_SHARED);
+  PKV_TRY(build_shared(plan, e, c->plan, c->plan_bytes, &o, c->table, c->rows, c->seq_len, err));
+  PKV_TRY(pkv_plan_get_stats(&stats, *plan, e->options.kv_dtype, err));
+  if (stats.nodes == 0) *plan = NULL;
+  return PKV_OK;
+}
+
 static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv_error *err) {
   pkv_q_class *const c = &e->classes[index];
   pkv_forward_group *const g = &e->groups[e->group_count];
   if (c->rows == 0) return PKV_OK;
-  PKV_TRY(choose_route(e, c, err));
-  PKV_TRY(pkv_plan_build(&g->plan, c->plan, c->plan_bytes, &c->shape, &c->plan_options, c->rows,
-                         c->seq_len, err));
+  PKV_TRY(plan_sharing(&g->plan, e, c, err));
+  if (g->plan != NULL) {
+    e->stats.shared_steps++;
+  } else {
+    PKV_TRY(choose_route(e, c, err));
+    PKV_TRY(pkv_plan_build(&g->plan, c->plan, c->plan_bytes, &c->shape, &c->plan_options, c->rows,
+                           c->seq_len, err));
+  }
   g->block_table = c->table;
   g->block_table_stride = e->max_pages;
   g->max_pages = e->max_pages;
@@ -233,7 +279,12 @@ pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err) {
   }
   for (int32_t i = 0; i < e->running_count; i++) {
     const pkv_seq *const s = &e->seqs[e->running[i]];
-    if (s->planned > 0 && pkv_seq_decodes(s)) e->decode_len[e->decode_rows++] = s->known;
+    if (s->planned == 0 || !pkv_seq_decodes(s)) continue;
+    if (e->decode_table != NULL)
+      memcpy(e->decode_table + (size_t)e->decode_rows * (size_t)e->max_pages,
+             pkv_table_row(e->table, s->row),
+             (size_t)pkv_pages_for(e, s->known) * sizeof *e->decode_table);
+    e->decode_len[e->decode_rows++] = s->known;
   }
   return PKV_OK;
 }
@@ -245,11 +296,15 @@ pkv_status pkv_batch_count_routes(pkv_engine *engine, pkv_error *err) {
     pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
     const pkv_plan_options o = stats_options(e, decode_routes[i]);
     const pkv_plan *plan = NULL;
-    PKV_TRY(pkv_plan_build(&plan, e->stats_plan, e->stats_plan_bytes, &e->classes[0].shape, &o,
+    if (o.route == PKV_ROUTE_SHARED)
+      PKV_TRY(build_shared(&plan, e, e->stats_plan, e->stats_plan_bytes, &o, e->decode_table,
                            e->decode_rows, e->decode_len, err));
+    else
+      PKV_TRY(pkv_plan_build(&plan, e->stats_plan, e->stats_plan_bytes, &e->classes[0].shape, &o,
+                             e->decode_rows, e->decode_len, err));
     PKV_TRY(pkv_plan_get_stats(&stats, plan, e->options.kv_dtype, err));
     e->stats.kv_bytes_route[decode_routes[i]] +=
-        (stats.useful_kv_bytes + stats.padded_kv_bytes) * e->shape.layers;
+        (stats.unique_kv_bytes + stats.padded_kv_bytes) * e->shape.layers;
   }
   return PKV_OK;
 }

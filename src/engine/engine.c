@@ -65,7 +65,8 @@ static void resolve_options(pkv_engine *e, const pkv_engine_options *given) {
     if (o->cache_tokens > row * o->max_rows) o->cache_tokens = row * o->max_rows;
   }
   if (o->cache_tokens < o->max_seq_len) o->max_seq_len = (int32_t)o->cache_tokens;
-  if (o->route == PKV_ROUTE_AUTO) o->route = PKV_ROUTE_BALANCED;
+  if (o->route == PKV_ROUTE_AUTO)
+    o->route = o->prefix_sharing ? PKV_ROUTE_SHARED : PKV_ROUTE_BALANCED;
   e->max_pages = pkv_pages_for(e, o->max_seq_len);
   e->max_tokens = o->max_rows + o->prefill_chunk;
   e->max_logits = o->max_rows + PKV_SCORE_TOKENS;

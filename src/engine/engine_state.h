@@ -57,6 +57,7 @@ typedef struct pkv_seq {
 typedef struct pkv_q_class {
   pkv_shape shape;
   pkv_plan_options plan_options;
+  bool shares; /* plans of route shared, where rows share */
   int32_t max_rows, rows;
   int32_t *seq_len; /* [max_rows] */
   int32_t *table;   /* [max_rows, max_pages]: copies of the block table's rows */
@@ -100,7 +101,8 @@ struct pkv_engine {
   pkv_q_class classes[PKV_Q_CLASSES]; /* by q_len 1, 2, 4, ... */
   pkv_forward_group groups[PKV_Q_CLASSES];
   int32_t group_count;
-  int32_t *decode_len; /* [max_rows]: lengths of the decoding rows, for policy and statistics */
+  int32_t *decode_len;   /* [max_rows]: lengths of the decoding rows, for policy and statistics */
+  int32_t *decode_table; /* [max_rows, max_pages]: theirs, with route_stats */
   int32_t decode_rows;
   void *stats_plan;
   size_t stats_plan_bytes;

@@ -469,7 +469,7 @@ class Run(unittest.TestCase):
         child.stderr.close()
 
     def test_demo(self):
-        args = ["demo", "-m", MODEL, "-r", "6", "-g", "2", "-n", "6", "--prefix", "120"]
+        args = ["demo", "-m", MODEL, "-r", "6", "-g", "2", "-n", "6", "--prefix", "560"]
         code, out, err = pkv(*args, "--json")
         self.assertEqual(code, 0, err)
         result = json.loads(out)
@@ -477,18 +477,24 @@ class Run(unittest.TestCase):
         self.assertEqual(result["pages_in_use"], 0)
         self.assertEqual(result["prefill_tokens"] + result["prompt_tokens_reused"],
                          result["prompt_tokens"])
-        self.assertGreaterEqual(result["prefix_pages_reused"], 4 * (120 // 16 - 2))
+        self.assertGreaterEqual(result["prefix_pages_reused"], 4 * (560 // 16 - 2))
         self.assertEqual(sum(a["generated_tokens"] for a in result["answers"]),
                          result["generated_tokens"])
         routes = result["kv_bytes_per_token"]
         self.assertEqual(set(routes),
-                         {"bucket_exact", "bucket_padded", "split", "workqueue", "balanced"})
+                         {"bucket_exact", "bucket_padded", "split", "workqueue", "balanced",
+                          "shared"})
         self.assertGreater(routes["bucket_padded"], routes["balanced"])
+        # a chunk of 512 is read twice instead of six times
+        self.assertLess(routes["shared"], 0.6 * routes["balanced"])
+        self.assertGreater(result["shared_steps"], 2)
+        self.assertLess(result["shared_steps"], result["steps"])
         code, out, err = pkv(*args, "--show", "2")
         self.assertEqual(code, 0, err)
         text = out.decode()
         self.assertNotIn("\033", text)  # not a terminal
         self.assertIn("prefix pages reused", text)
+        self.assertIn("this run: what requests share is read once", text)
         for answer in result["answers"][:2]:
             shown = " ".join(answer["text"].split())
             self.assertIn(shown, " ".join(text.split()))

@@ -152,7 +152,7 @@ static void share_prefixes(uint64_t seed) {
 static void test_prefix_trees(void **state) {
   (void)state;
   pkv_engine_options o = wide_engine();
-  int64_t reused = 0;
+  int64_t reused = 0, shared_steps = 0;
   for (uint64_t seed = 0; seed < 6; seed++) {
     share_prefixes(5000 + 100 * seed);
     o.prefill_chunk = seed % 2 ? 512 : 96;
@@ -166,6 +166,7 @@ static void test_prefix_trees(void **state) {
     pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
     pkv_engine_get_stats(&stats, engine);
     assert_int_equal(stats.prompt_tokens_reused, 0);
+    assert_int_equal(stats.shared_steps, 0);
     drive_finish(engine);
     o.prefix_sharing = 1;
     engine = drive_engine(tiny.model, &o);
@@ -179,9 +180,46 @@ static void test_prefix_trees(void **state) {
     pkv_engine_get_stats(&stats, engine);
     assert_int_equal(stats.prompt_tokens_reused, 16 * stats.prefix_pages_reused);
     reused += stats.prompt_tokens_reused;
+    shared_steps += stats.shared_steps;
     drive_finish(engine);
   }
   assert_true(reused > 0);
+  assert_true(shared_steps > 0);
+}
+
+/* Questions about two documents: route shared reads each once, and no bit of an answer changes. */
+static void test_route_shared(void **state) {
+  (void)state;
+  static const pkv_route routes[] = {PKV_ROUTE_BALANCED, PKV_ROUTE_AUTO, PKV_ROUTE_SHARED};
+  pkv_engine_options o = wide_engine();
+  fill_prompts(9500);
+  for (int i = 2; i < 16; i++)
+    memcpy(prompts[i], prompts[i % 2], (size_t)(1040 + i) * sizeof(int32_t));
+  o.route_stats = 1;
+  for (int k = 0; k < 6; k++) {
+    pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+    o.route = routes[k % 3];
+    o.threads = 1 + k;
+    pkv_engine *const engine = drive_engine(tiny.model, &o);
+    for (int i = 0; i < 16; i++) {
+      pkv_request r = any_request(i);
+      r.prompt_tokens = 1060 + i;
+      drive_submit(engine, &r, k == 0 ? &alone[i] : &together[i]);
+    }
+    (void)drive_all(engine, 400);
+    for (int i = 0; i < 16 && k > 0; i++)
+      drive_equal(&together[i], &alone[i], pkv_route_name(o.route));
+    pkv_engine_get_stats(&stats, engine);
+    assert_int_equal(stats.prefix_pages_reused, 14 * (1040 / 16));
+    if (k % 3 == 0)
+      assert_int_equal(stats.shared_steps, 0);
+    else
+      assert_in_range(stats.shared_steps, 5, stats.steps);
+    /* 1024 of some 1070 tokens are read by 2 instead of 16 rows. */
+    assert_in_range(stats.kv_bytes_route[PKV_ROUTE_SHARED], 1,
+                    stats.kv_bytes_route[PKV_ROUTE_BALANCED] / 4);
+    drive_finish(engine);
+  }
 }
 
 /* Equal prompts around the page size: all but the page of the last token is taken over. */
@@ -291,13 +329,10 @@ static void test_real_model(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_among_others),
-      cmocka_unit_test(test_chunks),
-      cmocka_unit_test(test_threads_rows_and_pages),
-      cmocka_unit_test(test_prefix_trees),
-      cmocka_unit_test(test_reuse_is_counted),
-      cmocka_unit_test(test_source_ends_first),
-      cmocka_unit_test(test_real_model),
+      cmocka_unit_test(test_among_others),           cmocka_unit_test(test_chunks),
+      cmocka_unit_test(test_threads_rows_and_pages), cmocka_unit_test(test_prefix_trees),
+      cmocka_unit_test(test_route_shared),           cmocka_unit_test(test_reuse_is_counted),
+      cmocka_unit_test(test_source_ends_first),      cmocka_unit_test(test_real_model),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -252,7 +252,7 @@ static void test_routes_and_policies(void **state) {
   (void)state;
   run_kinds_alone();
   for (int policy = PKV_POLICY_FIXED; policy <= PKV_POLICY_ROOFLINE; policy++) {
-    for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++) {
+    for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_SHARED; route++) {
       pkv_engine_options o = engine_options(4096);
       o.batch_invariant = 0;
       o.policy = (pkv_policy)policy;
@@ -275,7 +275,7 @@ static void test_routes_and_policies(void **state) {
                       (double)answers[i].logprobs[at], (double)alone[i].logprobs[at]);
         assert_true(difference <= 1e-3 && difference >= -1e-3);
       }
-      for (int r = PKV_ROUTE_BUCKET_EXACT; r <= PKV_ROUTE_BALANCED; r++)
+      for (int r = PKV_ROUTE_BUCKET_EXACT; r <= PKV_ROUTE_SHARED; r++)
         assert_true(stats.kv_bytes_route[r] > 0);
       assert_true(stats.kv_bytes_route[PKV_ROUTE_BUCKET_PADDED] >
                   stats.kv_bytes_route[PKV_ROUTE_BALANCED]);
