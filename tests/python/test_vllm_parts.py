@@ -5,9 +5,8 @@ import json
 import types
 
 import numpy as np
-import pytest
-
 import persistentkv as pkv
+import pytest
 from persistentkv import _abi
 from persistentkv.plans import stats_of
 from persistentkv.vllm import NAMES, backend_name, refusal
