@@ -37,11 +37,11 @@ int gpu_suite_bits(void);
 int gpu_suite_complaints(void);
 int gpu_suite_grid(void);
 int gpu_suite_plans(void);
-int gpu_suite_sanitized(void);
-/* With the CUDA runtime. */
 int gpu_suite_graphs(void);
+int gpu_suite_sanitized(void);
+int gpu_suite_streams(void);
+/* With the CUDA runtime. */
 int gpu_suite_perf(void);
 int gpu_suite_status(void);
-int gpu_suite_streams(void);
 
 #endif

@@ -41,9 +41,9 @@ static const suite suites[] = {
     {"append", gpu_suite_append, 0},
     {"complaints", gpu_suite_complaints, 0},
     {"sanitized", gpu_suite_sanitized, 0},
+    {"graphs", gpu_suite_graphs, 0},
+    {"streams", gpu_suite_streams, 0},
 #ifdef PKV_HAVE_CUDA
-    {"graphs", gpu_suite_graphs, NOT_FAKE},
-    {"streams", gpu_suite_streams, NOT_FAKE},
     {"status", gpu_suite_status, NOT_FAKE},
     {"perf", gpu_suite_perf, NOT_FAKE | WHEN_NAMED},
 #endif

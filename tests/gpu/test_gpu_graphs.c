@@ -13,15 +13,9 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <cuda_runtime_api.h>
 
 #include "gpu/gpu_case.h"
-
-#define CUDA(call)                                                                                 \
-  do {                                                                                             \
-    const cudaError_t cuda_error = (call);                                                         \
-    if (cuda_error != cudaSuccess) fail_msg("%s: %s", #call, cudaGetErrorString(cuda_error));      \
-  } while (0)
+#include "gpu/gpu_stream.h"
 
 /* One step: for each class its plan, then two layers with it. */
 typedef struct step {
@@ -59,7 +53,7 @@ static void step_deinit(step *p) {
   }
 }
 
-static void step_enqueue(step *p, cudaStream_t stream) {
+static void step_enqueue(step *p, void *stream) {
   for (int i = 0; i < p->classes; i++)
     OK(pkv_device_plan_build(p->plan[i], p->g->host->spec.rows, p->g->seq_len, stream, err));
   for (int layer = 0; layer < 2; layer++)
@@ -67,36 +61,31 @@ static void step_enqueue(step *p, cudaStream_t stream) {
       OK(pkv_device_attention(gpu, p->plan[i], &p->args[i], stream, err));
 }
 
-static cudaGraphExec_t step_capture(step *p, cudaStream_t stream) {
-  cudaGraph_t graph;
-  cudaGraphExec_t exec;
-  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+static gpu_graph *step_capture(step *p, void *stream) {
+  gpu_capture_begin(stream);
   step_enqueue(p, stream);
-  CUDA(cudaStreamEndCapture(stream, &graph));
-  CUDA(cudaGraphInstantiate(&exec, graph, 0));
-  CUDA(cudaGraphDestroy(graph));
-  return exec;
+  return gpu_capture_end(stream);
 }
 
 /* Outputs marked; graph or direct calls; outputs fetched to out[class], lse[class]. */
-static void step_run(step *p, cudaGraphExec_t exec, cudaStream_t stream, void *out[2],
-                     void *lse[2]) {
+static void step_run(step *p, gpu_graph *exec, void *stream, void *out[2], void *lse[2]) {
   const size_t out_bytes = p->g->host->out_bytes,
                lse_bytes = p->g->host->lse_floats * sizeof(float);
   for (int i = 0; i < p->classes; i++) {
-    CUDA(cudaMemset(p->out[i], 0x5a, out_bytes));
-    CUDA(cudaMemset(p->lse[i], 0x5a, lse_bytes));
+    gpu_fill(p->out[i], 0x5a, out_bytes);
+    gpu_fill(p->lse[i], 0x5a, lse_bytes);
   }
-  CUDA(cudaDeviceSynchronize());
+  gpu_wait();
   if (exec != NULL)
-    CUDA(cudaGraphLaunch(exec, stream));
+    gpu_graph_launch(exec, stream);
   else
     step_enqueue(p, stream);
-  CUDA(cudaStreamSynchronize(stream));
+  OK(pkv_device_synchronize(gpu, stream, err));
   for (int i = 0; i < p->classes; i++) {
-    CUDA(cudaMemcpy(out[i], p->out[i], out_bytes, cudaMemcpyDeviceToHost));
-    CUDA(cudaMemcpy(lse[i], p->lse[i], lse_bytes, cudaMemcpyDeviceToHost));
+    gpu_copy(out[i], p->out[i], out_bytes);
+    gpu_copy(lse[i], p->lse[i], lse_bytes);
   }
+  OK(pkv_device_synchronize(gpu, NULL, err));
 }
 
 /* A set of lengths to replay with; rows of the table are rotated by `turn`. */
@@ -200,10 +189,9 @@ static void run_matrix(const matrix_case *m) {
     lse[i] = malloc(c.lse_floats * sizeof(float));
     want_lse[i] = malloc(c.lse_floats * sizeof(float));
   }
-  cudaStream_t stream;
-  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  void *const stream = gpu_stream_create();
   set_scene(&g, &scenes[m->captured_at], most);
-  cudaGraphExec_t exec = step_capture(&graphed, stream);
+  gpu_graph *exec = step_capture(&graphed, stream);
   for (size_t i = 0; i < 2 * count; i++) {
     const scene *x = &scenes[i % count];
     char what[128];
@@ -222,8 +210,8 @@ static void run_matrix(const matrix_case *m) {
     }
     if (x->answer && i < count) check_answer(&g, &graphed, m->windows, out, lse, what);
   }
-  CUDA(cudaGraphExecDestroy(exec));
-  CUDA(cudaStreamDestroy(stream));
+  gpu_graph_destroy(exec);
+  gpu_stream_destroy(stream);
   for (int i = 0; i < 2; i++) {
     free(out[i]);
     free(want_out[i]);
@@ -289,15 +277,11 @@ static void test_seed_routes_replay(void **state) {
       options.route = routes[k];
       pkv_device_plan *plan = gpu_plan(&g, &options, 0);
       pkv_device_plan_set_fused(plan, fused);
-      cudaStream_t stream;
-      cudaGraph_t graph;
-      cudaGraphExec_t exec;
-      CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-      CUDA(cudaDeviceSynchronize());
-      CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+      void *const stream = gpu_stream_create();
+      gpu_wait();
+      gpu_capture_begin(stream);
       OK(pkv_device_attention(gpu, plan, &g.args, stream, err));
-      CUDA(cudaStreamEndCapture(stream, &graph));
-      CUDA(cudaGraphInstantiate(&exec, graph, 0));
+      gpu_graph *graph = gpu_capture_end(stream);
       for (int i = 0; i < 3; i++) {
         if (i == 2) {
           swap_rows(&c, 0, 2); /* of equal length */
@@ -305,15 +289,14 @@ static void test_seed_routes_replay(void **state) {
           gpu_case_refresh(&g);
         }
         gpu_mark(&g, 0x5a);
-        CUDA(cudaDeviceSynchronize());
-        CUDA(cudaGraphLaunch(exec, stream));
-        CUDA(cudaStreamSynchronize(stream));
+        gpu_wait();
+        gpu_graph_launch(graph, stream);
+        OK(pkv_device_synchronize(gpu, stream, err));
         gpu_fetch(&g);
         attn_check(&c, pkv_route_name(routes[k]));
       }
-      CUDA(cudaGraphExecDestroy(exec));
-      CUDA(cudaGraphDestroy(graph));
-      CUDA(cudaStreamDestroy(stream));
+      gpu_graph_destroy(graph);
+      gpu_stream_destroy(stream);
       pkv_device_plan_destroy(plan);
       gpu_case_deinit(&g);
       attn_case_deinit(&c);

@@ -12,16 +12,9 @@
 #include <string.h>
 
 #include <cmocka.h>
-#include <cuda_runtime_api.h>
 
-#include "backend/device_ops.h"
 #include "gpu/gpu_case.h"
-
-#define CUDA(call)                                                                                 \
-  do {                                                                                             \
-    const cudaError_t cuda_error = (call);                                                         \
-    if (cuda_error != cudaSuccess) fail_msg("%s: %s", #call, cudaGetErrorString(cuda_error));      \
-  } while (0)
+#include "gpu/gpu_stream.h"
 
 /* ------------------------------------------------------------------ two streams */
 
@@ -30,7 +23,7 @@ typedef struct lane {
   attn_case c;
   gpu_case g;
   pkv_device_plan *plan;
-  cudaStream_t stream;
+  void *stream;
   unsigned char *want;
 } lane;
 
@@ -42,7 +35,7 @@ static void lane_init(lane *l, pkv_dtype kv, uint64_t seed, const int32_t *lens,
   attn_case_answer(&l->c);
   gpu_case_init(&l->g, &l->c);
   l->plan = gpu_plan(&l->g, options, 0);
-  CUDA(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
+  l->stream = gpu_stream_create();
   gpu_run(&l->g, l->plan);
   attn_check(&l->c, "alone");
   l->want = malloc(l->c.out_bytes);
@@ -52,7 +45,7 @@ static void lane_init(lane *l, pkv_dtype kv, uint64_t seed, const int32_t *lens,
 
 static void lane_deinit(lane *l) {
   free(l->want);
-  CUDA(cudaStreamDestroy(l->stream));
+  gpu_stream_destroy(l->stream);
   pkv_device_plan_destroy(l->plan);
   gpu_case_deinit(&l->g);
   attn_case_deinit(&l->c);
@@ -66,10 +59,10 @@ static void lane_step(lane *l, bool build) {
 
 static void run_lanes(lane lanes[2], bool build) {
   for (int round = 0; round < (gpu_opt.small ? 3 : 25); round++) {
-    CUDA(cudaDeviceSynchronize());
+    gpu_wait();
     for (int i = 0; i < 8; i++)
       lane_step(&lanes[i % 2], build);
-    CUDA(cudaDeviceSynchronize());
+    gpu_wait();
     for (int i = 0; i < 2; i++) {
       gpu_fetch(&lanes[i].g);
       if (memcmp(lanes[i].want, lanes[i].c.out, lanes[i].c.out_bytes) != 0)

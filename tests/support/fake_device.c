@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,70 @@
 #define FAKE_PARTS 11
 
 fake_device fake_device_state;
+
+/* ------------------------------------------------------------------ streams */
+
+enum { MOST_NODES = 64 };
+
+/* A captured call: of build, the plan as the host prepared it then. */
+typedef struct fake_node {
+  struct pkv_device_plan *plan;
+  struct pkv_plan header;
+  const int32_t *seq_len; /* build; NULL: attention */
+  int32_t max_seq_len;
+  pkv_attention_params params;
+} fake_node;
+
+struct fake_graph {
+  int count;
+  fake_node node[MOST_NODES];
+};
+
+struct fake_stream {
+  fake_graph *graph; /* being captured */
+};
+
+fake_stream *fake_stream_create(void) {
+  fake_stream *stream = calloc(1, sizeof *stream);
+  assert_non_null(stream);
+  return stream;
+}
+
+void fake_stream_destroy(fake_stream *stream) {
+  free(stream);
+}
+
+void fake_capture_begin(fake_stream *stream) {
+  assert_null(stream->graph);
+  stream->graph = calloc(1, sizeof *stream->graph);
+  assert_non_null(stream->graph);
+}
+
+fake_graph *fake_capture_end(fake_stream *stream) {
+  fake_graph *graph = stream->graph;
+  assert_non_null(graph);
+  stream->graph = NULL;
+  return graph;
+}
+
+void fake_graph_destroy(fake_graph *graph) {
+  free(graph);
+}
+
+static bool capturing(const void *stream) {
+  return stream != NULL && ((const fake_stream *)stream)->graph != NULL;
+}
+
+static fake_node *next_node(void *stream, struct pkv_device_plan *plan) {
+  fake_graph *graph = ((fake_stream *)stream)->graph;
+  assert_true(graph->count < MOST_NODES);
+  fake_node *node = &graph->node[graph->count++];
+  node->plan = plan;
+  node->header = plan->header;
+  return node;
+}
+
+/* ------------------------------------------------------------------ the device */
 
 /* Counts a call; a failure when it is the one that should fail. */
 static pkv_status call(const char *name, pkv_error *err) {
@@ -44,15 +109,15 @@ static void fake_free(pkv_executor *executor, void *ptr) {
 static pkv_status fake_copy(pkv_executor *executor, void *to, const void *from, size_t bytes,
                             void *stream, pkv_error *err) {
   (void)executor;
-  (void)stream;
   PKV_TRY(call("copy", err));
+  PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "copy while the stream captures");
   memcpy(to, from, bytes);
   return PKV_OK;
 }
 
 static pkv_status fake_synchronize(pkv_executor *executor, void *stream, pkv_error *err) {
   (void)executor;
-  (void)stream;
+  PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "synchronize while the stream captures");
   return call("synchronize", err);
 }
 
@@ -76,12 +141,9 @@ static pkv_status fake_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan, 
   return PKV_OK;
 }
 
-static pkv_status fake_build(struct pkv_device_plan *plan, int32_t max_seq_len,
-                             const int32_t *seq_len, void *stream, pkv_error *err) {
-  const int32_t rows = plan->header.rows;
+static pkv_status build_now(struct pkv_device_plan *plan, int32_t rows, int32_t max_seq_len,
+                            const int32_t *seq_len, pkv_error *err) {
   const pkv_plan *out;
-  (void)stream;
-  PKV_TRY(call("build", err));
   int32_t *lens = malloc((size_t)(rows + 1) * sizeof *lens);
   for (int32_t r = 0; r < rows; r++)
     lens[r] = seq_len[r] < 0 ? 0 : seq_len[r] > max_seq_len ? max_seq_len : seq_len[r];
@@ -93,9 +155,19 @@ static pkv_status fake_build(struct pkv_device_plan *plan, int32_t max_seq_len,
   return status;
 }
 
+static pkv_status fake_build(struct pkv_device_plan *plan, int32_t max_seq_len,
+                             const int32_t *seq_len, void *stream, pkv_error *err) {
+  PKV_TRY(call("build", err));
+  if (!capturing(stream)) return build_now(plan, plan->header.rows, max_seq_len, seq_len, err);
+  fake_node *node = next_node(stream, plan);
+  node->seq_len = seq_len;
+  node->max_seq_len = max_seq_len;
+  return PKV_OK;
+}
+
 static pkv_status fake_reset(struct pkv_device_plan *plan, void *stream, pkv_error *err) {
-  (void)stream;
   PKV_TRY(call("reset", err));
+  PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "reset while the stream captures");
   memset(plan->counters, 0, plan->counter_bytes);
   *plan->fault = 0;
   return PKV_OK;
@@ -120,11 +192,9 @@ static int32_t faulty_row(const struct pkv_plan *plan, const pkv_attention_param
   return fault;
 }
 
-static pkv_status fake_attention(struct pkv_device_plan *plan, const pkv_attention_params *p,
-                                 void *stream, pkv_error *err) {
+static pkv_status attend_now(struct pkv_device_plan *plan, const pkv_attention_params *p,
+                             pkv_error *err) {
   const struct pkv_plan *made = plan->plan;
-  (void)stream;
-  PKV_TRY(call("attention", err));
   const int32_t fault = faulty_row(made, p);
   if (fault != 0) {
     *plan->fault = fault;
@@ -140,12 +210,31 @@ static pkv_status fake_attention(struct pkv_device_plan *plan, const pkv_attenti
   return status;
 }
 
+static pkv_status fake_attention(struct pkv_device_plan *plan, const pkv_attention_params *p,
+                                 void *stream, pkv_error *err) {
+  PKV_TRY(call("attention", err));
+  if (!capturing(stream)) return attend_now(plan, p, err);
+  next_node(stream, plan)->params = *p;
+  return PKV_OK;
+}
+
+pkv_status fake_graph_launch(const fake_graph *graph, pkv_error *err) {
+  for (int i = 0; i < graph->count; i++) {
+    const fake_node *node = &graph->node[i];
+    if (node->seq_len != NULL)
+      PKV_TRY(build_now(node->plan, node->header.rows, node->max_seq_len, node->seq_len, err));
+    else
+      PKV_TRY(attend_now(node->plan, &node->params, err));
+  }
+  return PKV_OK;
+}
+
 static pkv_status fake_append(pkv_executor *executor, const pkv_append_params *p, void *stream,
                               pkv_error *err) {
   const int64_t slots = p->cache.pages * p->cache.page_tokens;
   pkv_append_params seen = *p;
-  (void)stream;
   PKV_TRY(call("append", err));
+  PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "append while the stream captures");
   int64_t *inside = malloc((size_t)(p->tokens + 1) * sizeof *inside);
   for (int64_t i = 0; i < p->tokens; i++)
     inside[i] = p->slots[i] >= 0 && p->slots[i] < slots ? p->slots[i] : -1;

@@ -17,6 +17,17 @@ typedef struct fake_device {
 } fake_device;
 extern fake_device fake_device_state;
 
+/* Streams that capture: what is captured is not run, a graph runs it as often as wanted, with what
+   the memory it names then holds. Copies and append inside a capture are not supported. */
+typedef struct fake_stream fake_stream;
+typedef struct fake_graph fake_graph;
+fake_stream *fake_stream_create(void);
+void fake_stream_destroy(fake_stream *stream);
+void fake_capture_begin(fake_stream *stream);
+fake_graph *fake_capture_end(fake_stream *stream);
+pkv_status fake_graph_launch(const fake_graph *graph, pkv_error *err);
+void fake_graph_destroy(fake_graph *graph);
+
 /* An executor with device functions; pkv_executor_destroy ends it. fake_device_state is reset. */
 pkv_executor *fake_device_create(void);
 
