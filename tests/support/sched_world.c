@@ -348,6 +348,7 @@ static void run_seed(world *w, pkv_sched_order order, int64_t steps) {
   w->most = one_in(w, 3) ? LONGEST - 4 : 4 + below(w, 20);
   twin_init(&w->t, &o);
   expect(w, pkv_sched_create(&w->s, &o, &err), PKV_OK, "create");
+  if (one_in(w, 3)) w->s->queue.next_ord = UINT32_MAX - (uint32_t)below(w, 500); /* it wraps */
   for (w->step = 0; w->step < steps; w->step++) {
     int32_t pick = below(w, 100);
     int i = 0;

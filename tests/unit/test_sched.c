@@ -275,6 +275,26 @@ static void deadlines_move_up(void **state) {
   pkv_sched_destroy(s);
 }
 
+/* Ages are counted in 32 bits: two requests 2^31 insertions apart cannot be told apart. */
+static void insertions_wrap(void **state) {
+  (void)state;
+  pkv_sched_options o = PKV_SCHED_OPTIONS_INIT;
+  pkv_sched *s = sd_create(&o);
+  pkv_sched_request r = PKV_SCHED_REQUEST_INIT;
+  sd_insert(s, 1, NULL, 0);
+  s->queue.next_ord = (uint32_t)INT32_MAX - 1;
+  sd_insert(s, 2, NULL, 0);
+  r.id = 3;
+  REFUSED(pkv_sched_insert(s, &r, &err), PKV_E_LIMIT, "request 1 has seen 2^31 insertions");
+  assert_int_equal(pkv_sched_cancel(s, 1, &err), PKV_OK);
+  sd_insert(s, 3, NULL, 0);
+  sd_insert(s, 4, NULL, 0);
+  for (uint64_t id = 2; id <= 4; id++)
+    assert_int_equal(sd_admit_best(s), id);
+  assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
+  pkv_sched_destroy(s);
+}
+
 /* Each request is passed over at most K times, whatever shares: counted here by hand. */
 static void bypasses_are_bounded(void **state) {
   (void)state;
@@ -453,6 +473,39 @@ static void lpm_in_batch(void **state) {
     free(prompts[i]);
 }
 
+/* ---- digests ---- */
+
+static void digests_are_cumulative(void **state) {
+  (void)state;
+  enum { N = 103, CHUNK = 10 };
+  int32_t a[N], b[N];
+  for (int i = 0; i < N; i++)
+    a[i] = b[i] = i * 3;
+  b[57]++;
+  for (int k = 0; k < 2; k++) {
+    const pkv_sched_hash hash = k == 0 ? PKV_SCHED_HASH_BULK : PKV_SCHED_HASH_TOKENWISE;
+    uint64_t x[11], y[11], z[11];
+    assert_int_equal(pkv_sched_digests(NULL, a, N, CHUNK, hash), 11);
+    assert_int_equal(pkv_sched_digests(x, a, N, CHUNK, hash), 11);
+    assert_int_equal(pkv_sched_digests(y, b, N, CHUNK, hash), 11);
+    assert_int_equal(pkv_sched_digests(z, a, 95, CHUNK, hash), 10);
+    for (int i = 0; i < 11; i++) {
+      assert_int_equal(x[i] == y[i], i < 5);             /* all after the token that differs */
+      if (i < 10) assert_int_equal(x[i] == z[i], i < 9); /* a partial chunk is another */
+      for (int j = 0; j < i; j++)
+        assert_true(x[i] != x[j]);
+    }
+    assert_int_equal(pkv_sched_digests(x, a, N, 0, hash), 0);
+    assert_int_equal(pkv_sched_digests(x, a, 0, CHUNK, hash), 0);
+  }
+  /* XXH64 of "abcd" and "abcdefgh", as little-endian tokens. */
+  static const int32_t text[] = {0x64636261, 0x68676665};
+  uint64_t d[2];
+  assert_int_equal(pkv_sched_digests(d, text, 2, 1, PKV_SCHED_HASH_TOKENWISE), 2);
+  assert_true(d[0] == UINT64_C(0xde0327b0d25d92cc));
+  assert_true(d[1] == UINT64_C(0x3ad351775b4634b7));
+}
+
 /* ---- memory ---- */
 
 typedef struct torture_case {
@@ -566,6 +619,7 @@ int main(void) {
       cmocka_unit_test(deadlines_move_up),      cmocka_unit_test(bypasses_are_bounded),
       cmocka_unit_test(page_budgets),           cmocka_unit_test(lpm_and_dfs_weight),
       cmocka_unit_test(lpm_falls_back),         cmocka_unit_test(lpm_in_batch),
+      cmocka_unit_test(digests_are_cumulative), cmocka_unit_test(insertions_wrap),
       cmocka_unit_test(allocations_fail),       cmocka_unit_test(hot_path_allocates_nothing),
       cmocka_unit_test(bytes_a_request),
   };

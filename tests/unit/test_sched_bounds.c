@@ -103,8 +103,7 @@ static void chains(void **state) {
       const pkv_sched_pick pick = sd_best(m.s);
       stop(&m);
       /* Next to it: one new token and one more shared, or none new and one less. */
-      if (pick.id + 1 != id && pick.id != id + 1)
-        fail_msg("%d after %d", (int)pick.id, (int)id);
+      if (pick.id + 1 != id && pick.id != id + 1) fail_msg("%d after %d", (int)pick.id, (int)id);
       call(&m, pkv_sched_finish, id);
       r.id = id;
       r.prompt_tokens = (int32_t)id + 1;
