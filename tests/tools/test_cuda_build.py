@@ -76,6 +76,13 @@ class Limits(unittest.TestCase):
         ptx = one + "Fatbin ptx code:\n================\narch = sm_90\n"
         self.assertEqual(self.judge(ptx, 59 * MIB)[1], [])
 
+    def test_starts_without_a_driver(self):
+        line = " 0x0000000000000001 (NEEDED)             Shared library: [{}]\n"
+        text = line.format("libxxhash.so.0") + line.format("libc.so.6")
+        self.assertEqual(TOOL.needed(text), [])
+        for name in ("libcuda.so.1", "libcudart.so.13", "libcublasLt.so.13", "libnccl.so.2"):
+            self.assertEqual(TOOL.needed(text + line.format(name))[-1], name)
+
     def test_ptxas(self):
         text = f"""ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function '{DECODE.format(dim=64)}' for 'sm_90a'
