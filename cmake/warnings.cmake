@@ -3,6 +3,9 @@
 add_library(pkv_flags INTERFACE)
 set(pkv_c_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes -Werror
   -fno-math-errno -ffp-contract=off)
+if(PKV_PYTHON_PACKAGE)
+  list(REMOVE_ITEM pkv_c_flags -Werror) # pip runs with whatever compiler there is
+endif()
 target_compile_options(pkv_flags INTERFACE "$<$<COMPILE_LANGUAGE:C>:${pkv_c_flags}>")
 target_compile_definitions(pkv_flags INTERFACE _GNU_SOURCE)
 if(PKV_ASSERTS OR CMAKE_BUILD_TYPE STREQUAL "Debug")
