@@ -91,19 +91,23 @@ static void test_failure_leaves_nothing_behind(void **state) {
   (void)state;
   NEED_GPU();
   pkv_error e = {0};
-  void *p = NULL, *q = NULL;
+  void *p = NULL;
+  cudaStream_t stream;
+  cudaGraph_t graph = NULL;
   assert_int_equal(pkv_device_alloc(&p, gpu, (size_t)1 << 46, &e), PKV_E_NOMEM);
   assert_int_equal(cudaPeekAtLastError(), cudaSuccess);
-  OK(pkv_device_alloc(&p, gpu, 64, err));
-  OK(pkv_device_alloc(&q, gpu, 64, err));
-  /* far past the end of both */
-  assert_int_equal(pkv_device_copy(gpu, p, q, (size_t)1 << 44, NULL, &e), PKV_E_DEVICE);
-  assert_int_equal(strncmp(e.text, "cudaMemcpyAsync: ", 17), 0);
+  /* a stream that captures cannot be waited for, and the capture is spoilt */
+  assert_int_equal(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  assert_int_equal(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  assert_int_equal(pkv_device_synchronize(gpu, stream, &e), PKV_E_DEVICE);
+  assert_int_equal(strncmp(e.text, "cudaStreamSynchronize: cudaErrorStreamCapture", 45), 0);
   assert_int_equal(cudaPeekAtLastError(), cudaSuccess);
-  OK(pkv_device_copy(gpu, p, q, 64, NULL, err));
+  assert_int_not_equal(cudaStreamEndCapture(stream, &graph), cudaSuccess);
+  (void)cudaGetLastError();
+  assert_int_equal(cudaStreamDestroy(stream), cudaSuccess);
+  OK(pkv_device_alloc(&p, gpu, 64, err));
   OK(pkv_device_synchronize(gpu, NULL, err));
   pkv_device_free(gpu, p);
-  pkv_device_free(gpu, q);
 }
 
 int gpu_suite_status(void) {
