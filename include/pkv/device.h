@@ -60,6 +60,15 @@ PKV_API void pkv_device_plan_destroy(pkv_device_plan *plan);
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows,
                                                         const int32_t *seq_len, void *stream,
                                                         pkv_error *err);
+/*
+ * The same for route shared, from a block table on the device: the bytes that pkv_plan_build_shared
+ * makes of it. Three kernels, no launch depends on lengths or tables. sharing: without nodes and
+ * order; rows beyond max_pages share what the table holds of them.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_build_shared(pkv_device_plan *plan, int32_t rows,
+                                                               const int32_t *seq_len,
+                                                               const pkv_sharing *sharing,
+                                                               void *stream, pkv_error *err);
 /* Takes a plan made by pkv_plan_build, of any route; `plan` must stay until the copy is done. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_upload(pkv_device_plan *out, const pkv_plan *plan,
                                                          void *stream, pkv_error *err);

@@ -445,6 +445,17 @@ FUNCTIONS = {
     ),
     "pkv_device_plan_destroy": (None, [c_void_p]),
     "pkv_device_plan_build": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p, c_void_p]),
+    "pkv_device_plan_build_shared": (
+        c_int32,
+        [
+            c_void_p,
+            c_int32,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
     "pkv_device_plan_upload": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "pkv_device_plan_download": (
         c_int32,

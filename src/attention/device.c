@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "attention/attention_check.h"
+#include "attention/device_shared.h"
 #include "base/status.h"
 #include "kv/cache.h"
 #include "pkv/device.h"
@@ -100,6 +101,7 @@ static pkv_status allocate(pkv_device_plan *plan, const pkv_device_ops *ops, int
 
 static pkv_status create(pkv_device_plan *plan, const pkv_device_ops *ops, pkv_error *err) {
   int64_t slot_bytes;
+  if (plan->options.route == PKV_ROUTE_SHARED) return pkv_device_create_shared(plan, err);
   if (plan->options.segment_cost == 0 && plan->options.tile_cost == 0)
     plan->options.segment_cost = DEVICE_SEGMENT_COST;
   if (plan->options.parts == 0 &&
@@ -156,6 +158,7 @@ void pkv_device_plan_destroy(pkv_device_plan *plan) {
   pkv_device_free(executor, plan->counters);
   pkv_device_free(executor, plan->fault);
   pkv_device_free(executor, plan->slots);
+  pkv_device_free(executor, plan->tree.memory);
   pkv_free(&executor->allocator, plan->launch, (size_t)plan->launch_room * sizeof *plan->launch);
   pkv_free(&executor->allocator, plan, sizeof *plan);
 }
@@ -198,6 +201,10 @@ static pkv_status check_upload(const pkv_device_plan *to, const struct pkv_plan 
                 plan->head_dim == s->head_dim && plan->page_tokens == s->page_tokens &&
                 plan->q_len == s->q_len && plan->window == s->window,
             PKV_E_INVALID, "plan: another shape than this device plan was created for");
+  const bool shared = plan->route == PKV_ROUTE_SHARED;
+  PKV_CHECK(err, shared == (to->options.route == PKV_ROUTE_SHARED), PKV_E_INVALID,
+            "plan is of route %s, the device plan was created for %s",
+            pkv_route_name((pkv_route)plan->route), pkv_route_name(to->options.route));
   PKV_CHECK(err,
             (size_t)plan->plan_bytes <= to->limits.plan_bytes &&
                 plan->rows <= to->limits.max_rows && plan->merges <= to->limits.max_merges &&
@@ -217,6 +224,7 @@ pkv_status pkv_device_plan_upload(pkv_device_plan *out, const pkv_plan *plan, vo
   const pkv_device_ops *ops = out->executor->device_ops;
   out->built = 0;
   out->header = *plan;
+  if (plan->route == PKV_ROUTE_SHARED) out->tree.header = *pkv_tree_view_of(plan).tree;
   memcpy(out->launch, pkv_plan_at(plan, plan->launches_at),
          (size_t)plan->launches * sizeof *out->launch);
   PKV_TRY(ops->copy(out->executor, out->plan, plan, (size_t)plan->plan_bytes, stream, err));

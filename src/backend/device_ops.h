@@ -5,6 +5,7 @@
 #define PKV_BACKEND_DEVICE_OPS_H
 
 #include "backend/backend.h"
+#include "plan/plan_tree.h"
 
 /* Bounds of a plan's arrays, from limits. */
 typedef struct pkv_device_limits {
@@ -12,6 +13,14 @@ typedef struct pkv_device_limits {
   int64_t max_merges, max_slots;
   size_t plan_bytes;
 } pkv_device_limits;
+
+/* What plans of route shared have beside. */
+typedef struct pkv_device_tree {
+  pkv_plan_tree header; /* host copy, without what the rows decide */
+  int64_t max_node_slots, max_private_slots, most_units;
+  void *memory; /* device: where the planner works */
+  size_t memory_bytes;
+} pkv_device_tree;
 
 struct pkv_device_plan {
   pkv_executor *executor;
@@ -34,6 +43,7 @@ struct pkv_device_plan {
   int32_t *fault; /* device */
   float *slots;   /* device */
   size_t counter_bytes, slot_bytes;
+  pkv_device_tree tree;
 };
 
 typedef struct pkv_device_ops {
@@ -55,6 +65,11 @@ typedef struct pkv_device_ops {
                           pkv_error *err);
   pkv_status (*append)(pkv_executor *executor, const pkv_append_params *p, void *stream,
                        pkv_error *err);
+  /* Parts that fill the device with route shared. */
+  pkv_status (*tree_parts)(int32_t *parts, pkv_executor *executor, pkv_error *err);
+  /* shared: from the block table in `sharing` (the device's; stride resolved). */
+  pkv_status (*build_tree)(struct pkv_device_plan *plan, const int32_t *seq_len,
+                           const pkv_sharing *sharing, void *stream, pkv_error *err);
 } pkv_device_ops;
 
 /* The CUDA backend, where it is built in. */

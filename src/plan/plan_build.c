@@ -117,6 +117,8 @@ pkv_status pkv_plan_prepare(struct pkv_plan *header, const pkv_shape *shape,
   pkv_plan_counts counts;
   pkv_plan_layout layout;
   PKV_TRY(pkv_plan_setup_init(&setup, shape, options, err));
+  PKV_CHECK(err, setup.route != PKV_ROUTE_SHARED, PKV_E_UNSUPPORTED,
+            "options->route shared is planned from block tables (pkv_device_plan_build_shared)");
   PKV_CHECK(err, setup.route == PKV_ROUTE_BALANCED, PKV_E_UNSUPPORTED,
             "options->route %s is planned on the host only", pkv_route_name(setup.route));
   setup.core.rows = rows;

@@ -20,7 +20,8 @@ pkv_status pkv_plan_prepare(struct pkv_plan *header, const pkv_shape *shape,
 typedef struct pkv_shared_bounds {
   size_t plan_bytes;
   int64_t merges, node_segments, node_slots, private_slots;
-  int64_t units; /* that a row can share: keys a row of the device's search */
+  int64_t units;       /* that a row can share: keys a row of the device's search */
+  size_t memory_bytes; /* that the device's planner works in (tree_desk.h) */
 } pkv_shared_bounds;
 
 /* E_RANGE also where costs of a batch within the limits could leave 64 bits. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "plan/plan_prepare.h"
+#include "plan/tree_desk.h"
 
 pkv_tree_core pkv_plan_tree_core(const pkv_plan_setup *setup) {
   return (pkv_tree_core){.core = setup->core,
@@ -151,8 +152,18 @@ pkv_status pkv_plan_shared_bounds(pkv_shared_bounds *out, const pkv_shape *shape
   pkv_shared_counts(&counts, &setup, max_rows, units);
   PKV_TRY(pkv_plan_layout_init(&layout, &setup, &counts, err));
   PKV_TRY(check_costs(&setup, max_rows, units, err));
-  *out = (pkv_shared_bounds){(size_t)layout.plan_bytes, counts.merges,        counts.node_segments,
-                             counts.node_slots,         counts.private_slots, units};
+  const int64_t parts = 2 * (int64_t)setup.core.parts, rows = max_rows;
+  const int64_t work = sum(product(product(units, rows), 8), 1024 * (rows + 32) + 8 * parts);
+  PKV_CHECK(err, work < INT64_MAX / 2, PKV_E_RANGE, "%d rows of %lld units: too large", max_rows,
+            (long long)units);
+  *out = (pkv_shared_bounds){.plan_bytes = (size_t)layout.plan_bytes,
+                             .merges = counts.merges,
+                             .node_segments = counts.node_segments,
+                             .node_slots = counts.node_slots,
+                             .private_slots = counts.private_slots,
+                             .units = units,
+                             .memory_bytes =
+                                 (size_t)pkv_tree_memory_bytes(rows, units, setup.core.parts)};
   return PKV_OK;
 }
 

@@ -40,6 +40,7 @@ int gpu_suite_plans(void);
 int gpu_suite_graphs(void);
 int gpu_suite_sanitized(void);
 int gpu_suite_streams(void);
+int gpu_suite_tree(void);
 /* With the CUDA runtime. */
 int gpu_suite_perf(void);
 int gpu_suite_status(void);

@@ -43,6 +43,7 @@ static const suite suites[] = {
     {"sanitized", gpu_suite_sanitized, 0},
     {"graphs", gpu_suite_graphs, 0},
     {"streams", gpu_suite_streams, 0},
+    {"tree", gpu_suite_tree, 0},
 #ifdef PKV_HAVE_CUDA
     {"status", gpu_suite_status, NOT_FAKE},
     {"perf", gpu_suite_perf, NOT_FAKE | WHEN_NAMED},

@@ -27,6 +27,8 @@ typedef struct fake_node {
   struct pkv_plan header;
   const int32_t *seq_len; /* build; NULL: attention */
   int32_t max_seq_len;
+  bool shared; /* build: from block tables */
+  pkv_sharing sharing;
   pkv_attention_params params;
 } fake_node;
 
@@ -142,13 +144,17 @@ static pkv_status fake_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan, 
 }
 
 static pkv_status build_now(struct pkv_device_plan *plan, int32_t rows, int32_t max_seq_len,
-                            const int32_t *seq_len, pkv_error *err) {
+                            const int32_t *seq_len, const pkv_sharing *sharing, pkv_error *err) {
   const pkv_plan *out;
   int32_t *lens = malloc((size_t)(rows + 1) * sizeof *lens);
   for (int32_t r = 0; r < rows; r++)
     lens[r] = seq_len[r] < 0 ? 0 : seq_len[r] > max_seq_len ? max_seq_len : seq_len[r];
-  const pkv_status status = pkv_plan_build(&out, plan->plan, plan->limits.plan_bytes, &plan->shape,
-                                           &plan->options, rows, lens, err);
+  const pkv_status status =
+      sharing != NULL
+          ? pkv_plan_build_shared(&out, plan->plan, plan->limits.plan_bytes, &plan->shape,
+                                  &plan->options, rows, lens, sharing, err)
+          : pkv_plan_build(&out, plan->plan, plan->limits.plan_bytes, &plan->shape, &plan->options,
+                           rows, lens, err);
   free(lens);
   memset(plan->counters, 0, plan->counter_bytes);
   *plan->fault = 0;
@@ -158,10 +164,31 @@ static pkv_status build_now(struct pkv_device_plan *plan, int32_t rows, int32_t 
 static pkv_status fake_build(struct pkv_device_plan *plan, int32_t max_seq_len,
                              const int32_t *seq_len, void *stream, pkv_error *err) {
   PKV_TRY(call("build", err));
-  if (!capturing(stream)) return build_now(plan, plan->header.rows, max_seq_len, seq_len, err);
+  if (!capturing(stream))
+    return build_now(plan, plan->header.rows, max_seq_len, seq_len, NULL, err);
   fake_node *node = next_node(stream, plan);
   node->seq_len = seq_len;
   node->max_seq_len = max_seq_len;
+  return PKV_OK;
+}
+
+static pkv_status fake_tree_parts(int32_t *parts, pkv_executor *executor, pkv_error *err) {
+  (void)executor;
+  PKV_TRY(call("tree_parts", err));
+  *parts = 7;
+  return PKV_OK;
+}
+
+static pkv_status fake_build_tree(struct pkv_device_plan *plan, const int32_t *seq_len,
+                                  const pkv_sharing *sharing, void *stream, pkv_error *err) {
+  const int32_t most = plan->limits.max_seq_len;
+  PKV_TRY(call("build_tree", err));
+  if (!capturing(stream)) return build_now(plan, plan->header.rows, most, seq_len, sharing, err);
+  fake_node *node = next_node(stream, plan);
+  node->seq_len = seq_len;
+  node->max_seq_len = most;
+  node->sharing = *sharing;
+  node->shared = true;
   return PKV_OK;
 }
 
@@ -222,7 +249,8 @@ pkv_status fake_graph_launch(const fake_graph *graph, pkv_error *err) {
   for (int i = 0; i < graph->count; i++) {
     const fake_node *node = &graph->node[i];
     if (node->seq_len != NULL)
-      PKV_TRY(build_now(node->plan, node->header.rows, node->max_seq_len, node->seq_len, err));
+      PKV_TRY(build_now(node->plan, node->header.rows, node->max_seq_len, node->seq_len,
+                        node->shared ? &node->sharing : NULL, err));
     else
       PKV_TRY(attend_now(node->plan, &node->params, err));
   }
@@ -253,6 +281,8 @@ static const pkv_device_ops fake_ops = {.alloc = fake_alloc,
                                         .parts = fake_parts,
                                         .sizes = fake_sizes,
                                         .build = fake_build,
+                                        .tree_parts = fake_tree_parts,
+                                        .build_tree = fake_build_tree,
                                         .reset = fake_reset,
                                         .attention = fake_attention,
                                         .append = fake_append};

@@ -87,11 +87,10 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
     fail_msg("bounds: %s", err.text);
   assert_true((size_t)in.header.plan_bytes <= bounds.plan_bytes);
   in.plan = memory_of((size_t)in.header.plan_bytes, 0);
-  in.keys = memory_of((size_t)(bounds.units * b->rows) * 8, 0x77);
-  in.leader = memory_of((size_t)b->rows * 4, 0x77);
-  in.units = memory_of((size_t)b->rows * 4, 0x77);
-  const int64_t desk = pkv_tree_desk_bytes(b->rows, in.header.parts);
-  void *table = memory_of((size_t)desk, 0x77);
+  void *memory = memory_of(bounds.memory_bytes, 0x77);
+  void *desk = pkv_tree_memory_init(&in, memory, bounds.units);
+  const int64_t desk_bytes = pkv_tree_desk_bytes(b->rows, in.header.parts);
+  assert_true((unsigned char *)desk + desk_bytes <= (unsigned char *)memory + bounds.memory_bytes);
   const int32_t most = 32; /* units at a time: carries are needed */
   int64_t *sums = memory_of((size_t)most * 8, 0x77);
   for (int32_t row = 0; row < b->rows; row++)
@@ -100,11 +99,8 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
     in.keys[i] &= ((uint64_t)1 << key_bits) - 1;
   for (int32_t row = 0; row < b->rows; row++)
     tree_row_leader(&in, row, probes_now);
-  tree_block_plan(&in, table);
-  free(in.keys);
-  free(in.leader);
-  free(in.units);
-  free(table);
+  tree_block_plan(&in, desk);
+  free(memory);
   free(sums);
   assert_true(in.plan->slots <= bounds.node_slots + bounds.private_slots);
   assert_true(in.plan->merges <= bounds.merges);

@@ -145,6 +145,34 @@ static pkv_status device_build(struct pkv_device_plan *plan, int32_t max_seq_len
   return launched(plan->executor, e, "planner", (cudaStream_t)stream, err);
 }
 
+static pkv_status device_tree_parts(int32_t *parts, pkv_executor *executor, pkv_error *err) {
+  (void)err;
+  *parts = state_of(executor)->sms;
+  return PKV_OK;
+}
+
+static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t *seq_len,
+                                    const pkv_sharing *sharing, void *stream, pkv_error *err) {
+  pkv_cuda_tree_params p = {};
+  PKV_CUDA(err, pkv_cuda_tree_prepare(&p.desk_bytes, &p.dependent));
+  p.input.header = plan->header;
+  p.input.tree = plan->tree.header;
+  p.input.plan = (struct pkv_plan *)plan->plan;
+  p.input.seq_len = seq_len;
+  p.input.block_table = sharing->block_table;
+  p.input.block_table_stride = sharing->block_table_stride;
+  p.input.max_pages = sharing->max_pages;
+  p.input.max_seq_len = plan->limits.max_seq_len;
+  p.input.chained = (sharing->flags & PKV_TABLE_CHAINED) != 0;
+  p.memory = plan->tree.memory;
+  p.most_units = plan->tree.most_units;
+  p.counters = plan->counters;
+  p.counter_count = plan->counter_count;
+  p.fault = plan->fault;
+  return launched(plan->executor, pkv_cuda_launch_tree(&p, (cudaStream_t)stream), "tree",
+                  (cudaStream_t)stream, err);
+}
+
 static pkv_status device_reset(struct pkv_device_plan *plan, void *stream, pkv_error *err) {
   PKV_CUDA(err, cudaMemsetAsync(plan->counters, 0, plan->counter_bytes, (cudaStream_t)stream));
   PKV_CUDA(err, cudaMemsetAsync(plan->fault, 0, sizeof *plan->fault, (cudaStream_t)stream));
@@ -264,6 +292,8 @@ static pkv_status run_launches(struct pkv_device_plan *plan, const pkv_cuda_deco
 static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_attention_params *a,
                                    void *stream, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
+  PKV_CHECK(err, plan->header.route != PKV_ROUTE_SHARED, PKV_E_UNSUPPORTED,
+            "plan: no kernel runs route shared on this device yet");
   PKV_TRY(ops_of(&ops, a->cache.dtype, a->cache.head_dim, err));
   const pkv_cuda_decode_params p = resolve(plan, a, ops);
   if (plan->header.route != PKV_ROUTE_BALANCED)
@@ -281,8 +311,9 @@ static pkv_status device_append(pkv_executor *executor, const pkv_append_params 
 }
 
 static const pkv_device_ops cuda_device_ops = {
-    device_alloc, device_free,  device_copy,  device_synchronize, device_parts,
-    device_sizes, device_build, device_reset, device_attention,   device_append};
+    device_alloc,     device_free,   device_copy,       device_synchronize,
+    device_parts,     device_sizes,  device_build,      device_reset,
+    device_attention, device_append, device_tree_parts, device_build_tree};
 
 static const pkv_backend_ops cuda_ops = {"cuda"};
 

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The device's planner of `shared`: the bytes of pkv_plan_build_shared from tables and lengths that
+ * only the device knows. Three kernels in the stream, each beginning while the one before it ends
+ * (sm_90 on); no launch depends on lengths.
+ *   keys     a block of 256 a row: sums of mixed page ids at each unit's end, transposed so that
+ *            those of all rows at one depth are neighbours. Reads the table once (rows x pages x 4
+ *            bytes). Also zeroes the plan, the counters and the fault word.
+ *   leaders  a block of 256 a row: 8-ary (4-ary beyond 512 rows) search for the deepest key that an
+ *            earlier row has, then one comparison of ids with that row. Three to four dependent
+ *            reads of L2.
+ *   plan     one block of 512 or 1024: ranks, nodes, parts in shared memory (137 KB at 1,024 rows
+ *            and 132 parts; beyond what the device has, in global memory). Bitonic sort in
+ *            registers, pointer jumping, a table of minima, then scans.
+ * The phases are those of plan/tree_block.h; here is what a block is.
+ */
+#include "backend/cuda/cuda_launch.h"
+#include "backend/cuda/mma.cuh"
+
+#define TREE_FN     static __device__
+#define TREE_INLINE static __device__ __forceinline__
+#define TREE_FOR(i, count)                                                                         \
+  for (int32_t i = (int32_t)threadIdx.x, count_##i = (count); i < count_##i;                       \
+       i += (int32_t)blockDim.x)
+#define TREE_ONE    (threadIdx.x == 0)
+#define TREE_SYNC() __syncthreads()
+#define TREE_UNROLL _Pragma("unroll")
+
+#define ALL_LANES 0xffffffffu
+
+/* Every thread's value by way of its warp's: combine is a warp's reduction, neutral its start. */
+template <typename T, typename F> static __device__ T tree_reduce(T x, T neutral, F combine) {
+  __shared__ T warps[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
+  x = combine(x);
+  if (lane == 0) warps[warp] = x;
+  __syncthreads();
+  x = combine(lane < count ? warps[lane] : neutral);
+  __syncthreads();
+  return x;
+}
+
+static __device__ int tree_any(int x) {
+  return tree_reduce(x, 0, [](int y) { return (int)__reduce_or_sync(ALL_LANES, (unsigned)y); });
+}
+static __device__ int32_t tree_least32(int32_t x) {
+  return tree_reduce(x, INT32_MAX, [](int32_t y) { return __reduce_min_sync(ALL_LANES, y); });
+}
+static __device__ int64_t tree_least64(int64_t x) {
+  return tree_reduce(x, (int64_t)INT64_MAX, [](int64_t y) {
+    for (int step = 16; step > 0; step /= 2) {
+      const int64_t other = __shfl_xor_sync(ALL_LANES, y, step);
+      if (other < y) y = other;
+    }
+    return y;
+  });
+}
+
+/* Threads take neighbouring runs; sums wrap as unsigned ones do. */
+template <typename T, typename U> static __device__ int64_t tree_scan(T *x, int32_t n) {
+  __shared__ U warps[32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
+  __syncthreads();
+  const int32_t each = (n + (int32_t)blockDim.x - 1) / (int32_t)blockDim.x;
+  const int32_t from = min(n, (int32_t)threadIdx.x * each), to = min(n, from + each);
+  U sum = 0;
+  for (int32_t i = from; i < to; i++)
+    sum += (U)x[i];
+  U upto = sum;
+  for (int step = 1; step < 32; step *= 2) {
+    const U other = __shfl_up_sync(ALL_LANES, upto, step);
+    if (lane >= step) upto += other;
+  }
+  if (lane == 31) warps[warp] = upto;
+  __syncthreads();
+  U total = lane < count ? warps[lane] : 0;
+  for (int step = 1; step < 32; step *= 2) {
+    const U other = __shfl_up_sync(ALL_LANES, total, step);
+    if (lane >= step) total += other;
+  }
+  const U before = warp > 0 ? __shfl_sync(ALL_LANES, total, warp - 1) : 0;
+  U at = upto - sum + (warp > 0 ? before : 0);
+  for (int32_t i = from; i < to; i++) {
+    at += (U)x[i];
+    x[i] = (T)at;
+  }
+  total = __shfl_sync(ALL_LANES, total, count - 1);
+  __syncthreads();
+  return (int64_t)total;
+}
+static __device__ int64_t tree_scan32(int32_t *x, int32_t n) {
+  return (int32_t)tree_scan<int32_t, uint32_t>(x, n);
+}
+static __device__ int64_t tree_scan64(int64_t *x, int32_t n) {
+  return tree_scan<int64_t, unsigned long long>(x, n);
+}
+
+static __device__ void tree_sort(uint64_t *keys, int32_t n);
+
+#include "plan/tree_block.h"
+
+/* A key a thread; partners of the same warp exchange in registers. */
+static __device__ void tree_sort_registers(uint64_t *keys, int32_t n) {
+  const uint32_t i = threadIdx.x, size = (uint32_t)max(n, 32);
+  unsigned long long key = i < (uint32_t)n ? keys[i] : ~0ull;
+  for (uint32_t k = 2; k <= size; k *= 2) {
+    for (uint32_t j = k / 2; j > 0; j /= 2) {
+      unsigned long long other = key;
+      if (j < 32) {
+        other = __shfl_xor_sync(ALL_LANES, key, j);
+      } else {
+        __syncthreads();
+        if (i < (uint32_t)n) keys[i] = key;
+        __syncthreads();
+        if (i < (uint32_t)n) other = keys[i ^ j];
+      }
+      const bool smaller = ((i & j) == 0) == ((i & k) == 0);
+      if (i < size && (other < key) == smaller) key = other;
+    }
+  }
+  __syncthreads();
+  if (i < (uint32_t)n) keys[i] = key;
+  __syncthreads();
+}
+
+static __device__ void tree_sort(uint64_t *keys, int32_t n) {
+  __syncthreads();
+  if ((uint32_t)n <= blockDim.x) {
+    tree_sort_registers(keys, n);
+    return;
+  }
+  for (uint32_t k = 2; k <= (uint32_t)n; k *= 2) {
+    for (uint32_t j = k / 2; j > 0; j /= 2) {
+      TREE_FOR(i, n)
+        pkv_tree_exchange(keys, (uint32_t)i, j, k);
+      __syncthreads();
+    }
+  }
+}
+
+#define ROW_THREADS 256
+#define ROW_UNITS   1024 /* whose keys a block sums up at a time */
+
+struct tree_zeros {
+  uint4 *plan;
+  int64_t plan_words; /* of 16 bytes */
+  uint32_t *counters;
+  int64_t counter_count;
+  int32_t *fault;
+};
+
+static __global__ void __launch_bounds__(ROW_THREADS)
+    tree_keys(const __grid_constant__ pkv_tree_input in, const __grid_constant__ tree_zeros zeros) {
+  __shared__ int64_t sums[ROW_UNITS];
+  const int64_t thread = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+  const int64_t threads = (int64_t)gridDim.x * ROW_THREADS;
+  pkv_grid_release();
+  pkv_grid_wait();
+  for (int64_t i = thread; i < zeros.plan_words; i += threads)
+    zeros.plan[i] = make_uint4(0, 0, 0, 0);
+  for (int64_t i = thread; i < zeros.counter_count; i += threads)
+    zeros.counters[i] = 0;
+  if (thread == 0) *zeros.fault = 0;
+  if ((int32_t)blockIdx.x < in.header.rows)
+    tree_row_keys(&in, (int32_t)blockIdx.x, sums, ROW_UNITS);
+}
+
+template <int PROBES>
+static __global__ void __launch_bounds__(ROW_THREADS)
+    tree_leaders(const __grid_constant__ pkv_tree_input in) {
+  pkv_grid_release();
+  pkv_grid_wait();
+  tree_row_leader(&in, (int32_t)blockIdx.x, PROBES);
+}
+
+/* desk: in global memory; NULL = in shared memory. */
+template <int THREADS>
+static __global__ void __launch_bounds__(THREADS)
+    tree_plan(const __grid_constant__ pkv_tree_input in, void *desk) {
+  extern __shared__ __align__(16) unsigned char shared_desk[];
+  pkv_grid_release();
+  pkv_grid_wait();
+  tree_block_plan(&in, desk ? desk : shared_desk);
+}
+
+extern "C" cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *dependent) {
+  int device = 0, room = 0, major = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (e == cudaSuccess)
+    e = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  room -= 4096; /* what the kernels have beside it */
+  const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan<512>, limit, room);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan<1024>, limit, room);
+  *desk_bytes = room;
+  *dependent = major >= 9;
+  return e;
+}
+
+extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaStream_t stream) {
+  pkv_tree_input in = p->input;
+  const int32_t rows = in.header.rows;
+  void *desk = pkv_tree_memory_init(&in, p->memory, p->most_units);
+  const tree_zeros zeros = {(uint4 *)in.plan, in.header.plan_bytes / 16, p->counters,
+                            p->counter_count, p->fault};
+  const int64_t bytes = pkv_tree_desk_bytes(rows, in.header.parts);
+  const bool fits = bytes <= p->desk_bytes;
+  cudaLaunchConfig_t config = {};
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.stream = stream;
+  config.gridDim = dim3(rows > 0 ? (unsigned)rows : 1u);
+  config.blockDim = dim3(ROW_THREADS);
+  cudaError_t e = cudaLaunchKernelEx(&config, tree_keys, in, zeros);
+  config.numAttrs = p->dependent ? 1 : 0;
+  if (e == cudaSuccess && rows > 0)
+    e = rows <= 512 ? cudaLaunchKernelEx(&config, tree_leaders<7>, in)
+                    : cudaLaunchKernelEx(&config, tree_leaders<3>, in);
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(rows <= 512 ? 512 : 1024);
+  config.dynamicSmemBytes = fits ? (size_t)bytes : 0;
+  void *where = fits ? NULL : desk;
+  if (e == cudaSuccess)
+    e = rows <= 512 ? cudaLaunchKernelEx(&config, tree_plan<512>, in, where)
+                    : cudaLaunchKernelEx(&config, tree_plan<1024>, in, where);
+  return e;
+}
