@@ -163,8 +163,7 @@ elif [ ! -x "$tool" ]; then
   echo "compute-sanitizer: not installed here, 3 runs skipped"
   skipped=$((skipped + 3))
 else
-  sanitize memcheck --suite sanitized --suite plans --suite grid --suite bits --suite append \
-    --suite complaints
+  sanitize memcheck --suite sanitized --suite plans --suite append --suite complaints
   sanitize racecheck --suite sanitized
   sanitize initcheck --suite sanitized
   wait
