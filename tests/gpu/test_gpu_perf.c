@@ -18,6 +18,7 @@
 
 #include "gpu/gpu_case.h"
 #include "measure/meter.h"
+#include "support/tree_batch.h"
 
 enum { WARMUPS = 3, REPEATS = 15, MOST_LAYERS = 48, NULLS = 3 };
 #define COLD_BYTES (INT64_C(400) << 20)
@@ -449,6 +450,92 @@ static void test_c19_captured_short_replayed_long(void **state) {
   verdict();
 }
 
+/* ------------------------------------------------------------------ trees */
+
+enum { TREE_BUILDS = 32 };
+
+static cudaGraphExec_t capture_trees(pkv_device_plan *plan, const tree_batch *b, void *lens,
+                                     const pkv_sharing *sharing, int builds) {
+  cudaStream_t stream = meter->stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t exec;
+  CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  for (int i = 0; i < builds; i++)
+    OK(pkv_device_plan_build_shared(plan, b->rows, lens, sharing, stream, err));
+  CUDA(cudaStreamEndCapture(stream, &graph));
+  CUDA(cudaGraphInstantiate(&exec, graph, 0));
+  CUDA(cudaGraphDestroy(graph));
+  return exec;
+}
+
+/* Microseconds that one more plan takes in a graph; finishes and frees the batch. */
+static double time_tree(tree_batch *b, uint32_t flags) {
+  pkv_shape shape = PKV_SHAPE_INIT;
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  pkv_device_plan *plan = NULL;
+  shape.query_heads = 32;
+  shape.kv_heads = 8;
+  shape.head_dim = 128;
+  options.route = PKV_ROUTE_SHARED;
+  tree_batch_finish(b, 5);
+  pkv_sharing sharing = tree_batch_sharing(b);
+  const size_t rows = (size_t)b->rows;
+  void *lens = device(rows * 4, b->seq_len);
+  void *table = device(rows * (size_t)b->max_pages * 4, b->table);
+  sharing.block_table = table;
+  sharing.flags = flags;
+  OK(pkv_device_plan_create(&plan, gpu, &shape, &options, PKV_DTYPE_F16, b->rows, 1 << 15, err));
+  cudaGraphExec_t one = capture_trees(plan, b, lens, &sharing, 1);
+  cudaGraphExec_t many = capture_trees(plan, b, lens, &sharing, 1 + TREE_BUILDS);
+  const double us = (time_graph(many) - time_graph(one)) / TREE_BUILDS;
+  CUDA(cudaGraphExecDestroy(one));
+  CUDA(cudaGraphExecDestroy(many));
+  pkv_device_plan_destroy(plan);
+  pkv_device_free(gpu, lens);
+  pkv_device_free(gpu, table);
+  tree_batch_deinit(b);
+  return us;
+}
+
+/* Rows behind `groups` prefixes of 640 pages. */
+static double time_prefixes(int32_t rows, int32_t groups, uint32_t flags) {
+  tree_batch b;
+  tree_batch_init(&b, 16);
+  for (int32_t g = 0; g < groups; g++) {
+    const int32_t root = tree_batch_node(&b, -1, 10240);
+    for (int32_t i = 0; i < rows / groups; i++)
+      tree_batch_row(&b, root, 64 + i % 200);
+  }
+  return time_tree(&b, flags);
+}
+
+static void test_tree_planning(void **state) {
+  (void)state;
+  NEED_GPU();
+  bound("256 rows behind 640 pages, us", time_prefixes(256, 1, 0u), 15.0);
+  bound("the same, chained", time_prefixes(256, 1, PKV_TABLE_CHAINED), 15.0);
+  bound("256 rows in 8 groups", time_prefixes(256, 8, 0u), 15.0);
+  bound("1024 rows behind 640 pages", time_prefixes(1024, 1, 0u), 40.0);
+  bound("1024 rows in 8 groups", time_prefixes(1024, 8, 0u), 40.0);
+  bound("256 rows that share nothing", time_prefixes(256, 256, 0u), 15.0);
+  tree_batch b;
+  tree_batch_init(&b, 16);
+  const int32_t system = tree_batch_node(&b, -1, 1024);
+  for (int i = 0; i < 8; i++) {
+    const int32_t shots = tree_batch_node(&b, system, 4096);
+    for (int k = 0; k < 32; k++)
+      tree_batch_row(&b, tree_batch_node(&b, shots, k % 4 * 256), 100 + k);
+  }
+  bound("256 rows, two levels", time_tree(&b, 0u), 15.0);
+  tree_batch_init(&b, 16);
+  for (int32_t i = 0, at = -1; i < 256; i++) {
+    tree_batch_row(&b, at, 70);
+    at = tree_batch_node(&b, at, 64);
+  }
+  bound("256 rows, a staggered chain", time_tree(&b, 0u), 40.0);
+  verdict();
+}
+
 /* ------------------------------------------------------------------ group */
 
 static int setup(void **state) {
@@ -492,6 +579,7 @@ int gpu_suite_perf(void) {
       cmocka_unit_test(test_c20_room_for_more_rows),
       cmocka_unit_test(test_c26_page_sizes),
       cmocka_unit_test(test_c48_fp8_against_f16),
+      cmocka_unit_test(test_tree_planning),
   };
   return cmocka_run_group_tests_name("perf", tests, setup, teardown);
 }
