@@ -124,8 +124,8 @@ static inline int64_t vf_narrow(void *dst, pkv_dtype dtype, const float *src, in
   return i;
 }
 
-static inline int vf_all_equal(vf a, vf b) {
-  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) == 0xff;
+static inline uint32_t vf_unequal(vf a, vf b) {
+  return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NEQ_UQ));
 }
 
 /* Rows k and k + 4 share a vector; its halves are turned over as 4 x 4 blocks. */

@@ -136,8 +136,8 @@ static inline int64_t vf_narrow(void *dst, pkv_dtype dtype, const float *src, in
   return i;
 }
 
-static inline int vf_all_equal(vf a, vf b) {
-  return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) == 0xffff;
+static inline uint32_t vf_unequal(vf a, vf b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ);
 }
 
 /* Rows k, k + 4, k + 8, k + 12 share a vector; its quarters are turned over as 4 x 4 blocks. */

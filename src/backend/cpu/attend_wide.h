@@ -2,7 +2,7 @@
 /*
  * Tiles for blocks of many rows: included by attend_impl.h, with its vector operations and
  *   vf_transpose4(out, rows, at)  out[i] lane t = rows[t][at + i] of VL rows of floats, i = 0 .. 3
- *   vf_all_equal(a, b)            whether all lanes compare equal
+ *   vf_unequal(a, b)              a bit for each lane that does not compare equal
  *   WIDE_TOKENS                   tokens a step of the score kernel takes
  *   WIDE_CHUNKS                   vectors of the head dimension a step of the value kernel takes
  *
@@ -252,13 +252,14 @@ INLINE vf sum_parts(const vf part[VL]) {
                 vf_add(vf_add(leaf[4], leaf[5]), vf_add(leaf[6], leaf[7])));
 }
 
-/* Sums of rows [r, r + VL) by the factors in keep. */
-static void rescale_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, vf keep) {
+/* Sums of the rows r + i of which bit i is set, by the factors in keep. */
+static void rescale_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, vf keep,
+                         uint32_t bits) {
   const int32_t stride = row_stride(b->p->cache.head_dim);
   float factors[VL];
   vf_store(factors, keep);
-  for (int32_t i = 0; i < VL && r + i < b->rows; i++) {
-    if (factors[i] == 1.0f) continue;
+  for (; bits != 0; bits &= bits - 1) {
+    const int32_t i = __builtin_ctz(bits);
     const vf factor = vf_set1(factors[i]);
     for (int32_t c = 0; c < stride; c += VL) {
       float *at = s->sums + sum_at(stride, r + i, c);
@@ -302,8 +303,8 @@ static void softmax_rows(attend_scratch *s, const pkv_cpu_block *b, int32_t r, f
   const vf keep = exp2_nonpositive(vf_sub(old, from));
   vf_store(s->m + r, m);
   vf_store(s->l + r, vf_add(vf_mul(vf_load(s->l + r), keep), sum_parts(part)));
-  if (!vf_all_equal(keep, vf_set1(1.0f))) rescale_rows(s, b, r, keep);
-  if (!vf_all_equal(from, m)) keep_nan(s, r);
+  rescale_rows(s, b, r, keep, vf_unequal(keep, vf_set1(1.0f)));
+  if (vf_unequal(from, m) != 0) keep_nan(s, r);
 }
 
 /* ---------------------------------------------------------------------------------- tiles */
