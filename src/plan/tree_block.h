@@ -408,7 +408,8 @@ TREE_FN int32_t tree_block_cut_nodes(const pkv_tree_input *in, const pkv_tree_co
       else
         high = middle;
     }
-    slots[segment] = pkv_tree_node_slot(t, nodes, cursors, parts, low, segment);
+    slots[segment] = pkv_tree_node_base(t, &nodes[low], segment) +
+                     d->marks[pkv_tree_find_node_cursor(cursors, parts, segment)];
   }
   if (TREE_ONE) slots[all->segments] = all->slots + cut;
   return all->slots + cut;
@@ -436,9 +437,11 @@ TREE_FN int32_t tree_block_cut_private(const pkv_tree_input *in, const pkv_tree_
   TREE_FOR(i, 2 * parts + 1)
     pkv_tree_private_place(&cursors[i], t, ranks, d->marks[i]);
   TREE_SYNC();
-  TREE_FOR(segment, rows * heads)
-    slots[segment] =
-        pkv_tree_private_slot(t, ranks, cursors, parts, segment / heads, segment % heads);
+  TREE_FOR(segment, rows * heads) {
+    const int32_t rank = segment / heads, head = segment % heads;
+    slots[segment] = pkv_tree_private_base(t, &ranks[rank], head) +
+                     d->marks[pkv_tree_find_private_cursor(cursors, parts, rank, head)];
+  }
   if (TREE_ONE) slots[rows * heads] = base + cut;
   return base + cut;
 }

@@ -194,10 +194,15 @@ static void cut_nodes(struct pkv_plan *plan, pkv_plan_tree *tree, const pkv_tree
     if (p < parts) sum += pkv_tree_node_mark(t, nodes, &cursors[p - 1], &cursors[p]);
     pkv_tree_node_place(&cursors[p], t, nodes, sum);
   }
-  for (int32_t id = 0; id < tree->nodes; id++)
-    for (int32_t i = 0; i < nodes[id].tiles * t->core.kv_heads; i++)
-      slots[nodes[id].first_segment + i] =
-          pkv_tree_node_slot(t, nodes, cursors, parts, id, nodes[id].first_segment + i);
+  for (int32_t id = 0, p = 0; id < tree->nodes; id++) {
+    const int32_t end = nodes[id].first_segment + nodes[id].tiles * t->core.kv_heads;
+    for (int32_t segment = nodes[id].first_segment; segment < end; segment++) {
+      while (cursors[p + 1].segment < segment)
+        p++;
+      const int32_t beyond = segment > 0 ? pkv_tree_node_beyond(t, nodes, &cursors[p]) : 0;
+      slots[segment] = pkv_tree_node_base(t, &nodes[id], segment) + beyond;
+    }
+  }
   tree->node_slots += sum;
   slots[tree->node_segments] = tree->node_slots;
 }
@@ -218,9 +223,13 @@ static void cut_private(struct pkv_plan *plan, pkv_plan_tree *tree, const pkv_tr
     if (i < 2 * parts) sum += pkv_tree_private_mark(t, ranks, &cursors[i - 1], &cursors[i]);
     pkv_tree_private_place(&cursors[i], t, ranks, sum);
   }
-  for (int32_t rank = 0; rank < t->core.rows; rank++)
-    for (int32_t head = 0; head < heads; head++)
-      slots[rank * heads + head] = pkv_tree_private_slot(t, ranks, cursors, parts, rank, head);
+  for (int32_t segment = 0, i = 0; segment < t->core.rows * heads; segment++) {
+    const int32_t rank = segment / heads, head = segment % heads;
+    while (pkv_tree_private_before(&cursors[i + 1], rank, head))
+      i++;
+    const int32_t beyond = segment > 0 ? pkv_tree_private_beyond(t, ranks, &cursors[i]) : 0;
+    slots[segment] = pkv_tree_private_base(t, &ranks[rank], head) + beyond;
+  }
   tree->private_slots += sum;
   slots[t->core.rows * heads] = tree->private_slots;
 }

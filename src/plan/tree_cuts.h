@@ -222,19 +222,44 @@ static inline PKV_HD void pkv_tree_private_place(pkv_private_cursor *cursor, con
 }
 
 /*
- * First slot of segment s, from placed cursors: of the last cursor before it what lies beyond its
- * base, added to the segment's own base. node: the segment's; segment s of it.
+ * First slots of segments: the base and what the cuts before add to it, which is the inclusive sum
+ * of marks at the last cursor before the segment. That sum from a placed cursor:
  */
-static inline PKV_HD int32_t pkv_tree_node_slot(const pkv_tree_core *t, const pkv_tree_node *nodes,
-                                                const pkv_node_cursor *cursors, int32_t parts,
-                                                int32_t node_id, int32_t segment) {
-  const pkv_tree_node *node = &nodes[node_id];
-  const int32_t of = segment - node->first_segment, head = of / node->tiles;
-  const int32_t tile = of % node->tiles;
-  const int32_t base =
-      node->base_slot + pkv_tree_uncut_slots(t, node, head * node->ranks + tile * node->tile_ranks);
-  int32_t low = 0, high = parts; /* cursors[low].segment < segment <= cursors[high].segment */
-  if (t->core.batch_invariant || segment == 0) return base;
+static inline PKV_HD int32_t pkv_tree_node_beyond(const pkv_tree_core *t,
+                                                  const pkv_tree_node *nodes,
+                                                  const pkv_node_cursor *c) {
+  const pkv_tree_node *node = &nodes[c->node];
+  if (t->core.batch_invariant) return 0;
+  return c->slot - node->base_slot - c->kv_head * node->ranks - c->tile * node->tile_ranks;
+}
+static inline PKV_HD int32_t pkv_tree_private_beyond(const pkv_tree_core *t,
+                                                     const pkv_tree_rank *ranks,
+                                                     const pkv_private_cursor *c) {
+  const pkv_tree_rank *rank = &ranks[c->rank];
+  const int32_t sum = c->slot - pkv_tree_private_base(t, rank, c->kv_head);
+  if (c->unit == 0) return sum;
+  if (t->core.batch_invariant) return sum - c->unit + (c->depth == 0 ? rank->units : 0);
+  return c->depth == 0 ? sum + 1 : sum;
+}
+
+static inline PKV_HD int32_t pkv_tree_node_base(const pkv_tree_core *t, const pkv_tree_node *node,
+                                                int32_t segment) {
+  const int32_t of = segment - node->first_segment;
+  const int32_t head = of / node->tiles, tile = of % node->tiles;
+  return node->base_slot +
+         pkv_tree_uncut_slots(t, node, head * node->ranks + tile * node->tile_ranks);
+}
+
+/* Whether a cursor lies before a segment. */
+static inline PKV_HD int pkv_tree_private_before(const pkv_private_cursor *c, int32_t rank,
+                                                 int32_t kv_head) {
+  return c->rank < rank || (c->rank == rank && c->kv_head < kv_head);
+}
+
+/* The last cursor before a segment other than the first. */
+static inline PKV_HD int32_t pkv_tree_find_node_cursor(const pkv_node_cursor *cursors,
+                                                       int32_t parts, int32_t segment) {
+  int32_t low = 0, high = parts; /* low lies before the segment, high does not */
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     if (cursors[middle].segment < segment)
@@ -242,35 +267,20 @@ static inline PKV_HD int32_t pkv_tree_node_slot(const pkv_tree_core *t, const pk
     else
       high = middle;
   }
-  const pkv_node_cursor *c = &cursors[low];
-  const pkv_tree_node *other = &nodes[c->node];
-  return base + c->slot - other->base_slot -
-         pkv_tree_uncut_slots(t, other, c->kv_head * other->ranks + c->tile * other->tile_ranks);
+  return low;
 }
-
-static inline PKV_HD int32_t pkv_tree_private_slot(const pkv_tree_core *t,
-                                                   const pkv_tree_rank *ranks,
-                                                   const pkv_private_cursor *cursors, int32_t parts,
-                                                   int32_t rank, int32_t kv_head) {
-  const int32_t base = pkv_tree_private_base(t, &ranks[rank], kv_head);
-  int32_t low = 0, high = 2 * parts; /* low lies before the segment, high does not */
-  if (rank == 0 && kv_head == 0) return base;
+static inline PKV_HD int32_t pkv_tree_find_private_cursor(const pkv_private_cursor *cursors,
+                                                          int32_t parts, int32_t rank,
+                                                          int32_t kv_head) {
+  int32_t low = 0, high = 2 * parts;
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    const pkv_private_cursor *c = &cursors[middle];
-    if (c->rank < rank || (c->rank == rank && c->kv_head < kv_head))
+    if (pkv_tree_private_before(&cursors[middle], rank, kv_head))
       low = middle;
     else
       high = middle;
   }
-  const pkv_private_cursor *c = &cursors[low];
-  const pkv_tree_rank *other = &ranks[c->rank];
-  int32_t sum = c->slot - pkv_tree_private_base(t, other, c->kv_head);
-  if (c->unit > 0 && t->core.batch_invariant)
-    sum -= c->unit - (c->depth == 0 ? other->units : 0);
-  else if (c->unit > 0 && c->depth == 0)
-    sum++;
-  return base + sum;
+  return low;
 }
 
 #endif
