@@ -265,7 +265,8 @@ class BatchDecode:
         longest = width if max_seq_len is None else min(max_seq_len, width)
         self._set_table(tables, seen)
         plan = self._device_plan_for(executor, self._options(None), seen.shape[0], longest)
-        plan.build(seen.shape[0], lengths.pointer, executor.stream(stream))
+        at = executor.stream(stream)
+        plan.build(seen.shape[0], lengths.pointer, at, self._table, self._chained)
         self._rows, self._lengths = seen.shape[0], seq_lens
 
     def _use(self, device: str) -> Executor:
@@ -320,9 +321,6 @@ class BatchDecode:
         """Lengths known on the host, work on the device."""
         import torch
 
-        if self._route == "shared":
-            raise NotSupported("route 'shared' on a device is not in this version")
-
         if isinstance(table, np.ndarray):
             table = self._on_device_table(torch, executor, table)
         self._set_table(table, view(table, "block_tables"))
@@ -330,9 +328,9 @@ class BatchDecode:
         rows, longest = len(seq_len), int(seq_len.max(initial=0))
         at = executor.stream(stream)
         plan = self._device_plan_for(executor, options, rows, longest)
-        if options.route == _abi.ROUTE_BALANCED:
+        if options.route in (_abi.ROUTE_BALANCED, _abi.ROUTE_SHARED):
             lengths = torch.from_numpy(seq_len).to(f"cuda:{executor.index}")
-            plan.build(rows, lengths.data_ptr(), at)
+            plan.build(rows, lengths.data_ptr(), at, self._table, self._chained)
             self._lengths = lengths
         else:
             self._host.build(self._shape, options, seq_len)

@@ -243,10 +243,25 @@ class DevicePlan:
     def fits(self, rows: int, max_seq_len: int) -> bool:
         return rows <= self.max_rows and max_seq_len <= self.max_seq_len
 
-    def build(self, rows: int, seq_len: int, stream: int) -> None:
-        """Plans from `rows` lengths at a device address, on the stream."""
+    def build(
+        self,
+        rows: int,
+        seq_len: int,
+        stream: int,
+        table: Table | None = None,
+        chained: bool = False,
+    ) -> None:
+        """Plans from `rows` lengths at a device address, on the stream; the shared route from the
+        table (there too) as well."""
         with self.executor.calling():
-            lib.call("pkv_device_plan_build", self.handle, rows, seq_len, stream)
+            if self.options.route == _abi.ROUTE_SHARED and table is not None:
+                if not lib.has("pkv_device_plan_build_shared"):
+                    raise NotSupported("this libpkv has no shared plans on a device")
+                sharing = ctypes.byref(sharing_of(table, chained))
+                name = "pkv_device_plan_build_shared"
+                lib.call(name, self.handle, rows, seq_len, sharing, stream)
+            else:
+                lib.call("pkv_device_plan_build", self.handle, rows, seq_len, stream)
 
     def upload(self, host: HostPlan, stream: int) -> None:
         with self.executor.calling():

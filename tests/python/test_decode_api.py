@@ -164,13 +164,6 @@ def test_routes_agree_and_explain_themselves(kind, route):
 
 
 def test_a_prefix_that_rows_share_is_read_once(kind):
-    if kind.name == "cuda":
-        with pytest.raises(pkv.NotSupported, match="shared"):
-            decoder = pkv.BatchDecode(route="shared")
-            decoder.plan(
-                *(kind.put(np.array(x, np.int32)) for x in ([0, 1], [0], [1])), 8, 2, 64, 16
-            )
-        return
     rng = np.random.default_rng(2)
     pages = Pages(rng, [512 + n for n in (3, 40, 17, 64)], 2, 64, 16, "float16")
     for row in range(1, 4):  # the first 32 pages of all rows are row 0's
@@ -180,7 +173,11 @@ def test_a_prefix_that_rows_share_is_read_once(kind):
     for chained in (False, True):
         decoder = pkv.BatchDecode(route="shared", chained=chained, lse_base="e")
         decoder.plan(*pages.csr(kind), 8, 2, 64, 16)
-        out, lse = decoder.run(kind.put(bits), pages.cache(kind), return_lse=True)
+        try:
+            out, lse = decoder.run(kind.put(bits), pages.cache(kind), return_lse=True)
+        except pkv.NotSupported as e:
+            assert kind.name == "cuda" and "shared" in str(e)
+            pytest.skip(str(e))
         close(kind.floats(out), wanted, 1.5e-3)
         close(kind.floats(lse), natural, 1e-3)
         said = decoder.explain()

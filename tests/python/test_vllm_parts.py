@@ -10,7 +10,7 @@ import pytest
 from persistentkv import _abi
 from persistentkv.plans import stats_of
 from persistentkv.vllm import NAMES, backend_name, refusal
-from persistentkv.vllm.decode_plans import DecodePlans, LayerCall, PlanClass, can_share, wants
+from persistentkv.vllm.decode_plans import DecodePlans, LayerCall, PlanClass, wants
 from persistentkv.vllm.engine_cache import c_cache, split
 from persistentkv.vllm.layer_support import batch_refusal, layer_refusal, scales_refusal
 from persistentkv.vllm.served import Counters
@@ -251,8 +251,11 @@ def test_switches(monkeypatch):
     assert not wants("OVERLAP", True)
 
 
-def test_a_shared_build_of_another_signature_is_not_called(monkeypatch):
-    name = "pkv_device_plan_build_shared"
-    monkeypatch.setattr(pkv.lib, "has", lambda wanted: wanted == name)
-    monkeypatch.setitem(_abi.FUNCTIONS, name, (None, []))
-    assert not can_share("cuda")
+@torch_only
+def test_without_shared_plans_rows_are_read_one_by_one(monkeypatch):
+    from persistentkv.vllm import decode_plans
+
+    monkeypatch.setattr(decode_plans, "share_refusal", lambda *_: "as a test")
+    plan_class = PlanClass(HEADS, KV_HEADS, DIM, PAGE, 0, _abi.DTYPE_BF16)
+    plans = DecodePlans(pkv.default_executor("cpu"), plan_class, max_rows=2, max_seq_len=64)
+    assert not plans.share and plans._options.route == _abi.ROUTE_BALANCED

@@ -9,40 +9,25 @@ is tested without a GPU.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from typing import Any, NamedTuple
 
 from .. import _abi
 from .._arrays import integers
 from .._lib import lib, sized
+from ..errors import PkvError
 from ..executor import Executor
-from ..plans import DevicePlan, HostPlan, OptionsKey, ShapeKey, Table, sharing_of
+from ..plans import DevicePlan, HostPlan, OptionsKey, ShapeKey, Table
+from .engine_cache import c_cache
 
-# Plans on the device: (plan, rows, seq_len, sharing, stream, err) is what build() passes. A library
-# that means something else by the name is not called.
-_SHARED = "pkv_device_plan_build_shared"
-_SHARED_TYPES = [
-    ctypes.c_void_p,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-]
-
+logger = logging.getLogger("vllm.persistentkv")
 
 _QUERY = {
     "torch.float16": _abi.DTYPE_F16,
     "torch.bfloat16": _abi.DTYPE_BF16,
     "torch.float32": _abi.DTYPE_F32,
 }
-
-
-def can_share(kind: str) -> bool:
-    """Whether this libpkv plans trees of shared prefixes on a "cpu" or "cuda" executor."""
-    if kind == "cpu":
-        return lib.has("pkv_plan_build_shared")
-    return lib.has(_SHARED) and _abi.FUNCTIONS[_SHARED][1] == _SHARED_TYPES
 
 
 def wants(name: str, default: bool) -> bool:
@@ -65,6 +50,46 @@ class PlanClass(NamedTuple):
         return ShapeKey(*self[:4], q_len, self.window)
 
 
+def share_refusal(executor: Executor, plan_class: PlanClass) -> str:
+    """Why shared prefixes cannot be planned and read on this executor; "" when they can.
+
+    Asked by doing it: one row of one token, once for each class.
+    """
+    if executor.kind == "cpu":
+        return "" if lib.has("pkv_plan_build_shared") else "this libpkv has no shared plans"
+    import torch
+
+    where = f"cuda:{executor.index}"
+    heads, dim, page = plan_class.kv_heads, plan_class.head_dim, plan_class.page_tokens
+    element = {_abi.DTYPE_F16: torch.float16, _abi.DTYPE_BF16: torch.bfloat16}
+    kv = torch.zeros(
+        (1, 2, page, heads, dim), dtype=element.get(plan_class.kv_dtype, torch.uint8), device=where
+    )
+    query = torch.zeros(
+        (1, plan_class.query_heads, dim),
+        dtype=element.get(plan_class.kv_dtype, torch.bfloat16),
+        device=where,
+    )
+    table = torch.zeros((1, 1), dtype=torch.int32, device=where)
+    lengths = torch.ones(1, dtype=torch.int32, device=where)
+    stream = torch.cuda.current_stream(executor.index).cuda_stream
+    options = OptionsKey(route=_abi.ROUTE_SHARED)
+    try:
+        plan = DevicePlan(executor, plan_class.shape(1), options, plan_class.kv_dtype, 1, page)
+        plan.build(1, lengths.data_ptr(), stream, _table(table))
+        arguments = LayerCall(c_cache(kv, heads, dim), scale=1.0).arguments(query, query, table)
+        with executor.calling() as handle:
+            lib.call("pkv_device_attention", handle, plan.handle, ctypes.byref(arguments), stream)
+            lib.call("pkv_device_synchronize", handle, stream)
+    except PkvError as e:
+        return str(e)
+    return ""
+
+
+def _table(block_table: Any) -> Table:
+    return Table(block_table, block_table.data_ptr(), block_table.stride(0), block_table.shape[1])
+
+
 class DecodePlans:
     """The plans of one class.
 
@@ -84,7 +109,12 @@ class DecodePlans:
     ) -> None:
         self.executor, self.plan_class = executor, plan_class
         self.max_rows, self.max_seq_len = max_rows, max_seq_len
-        self.share = can_share(executor.kind) and wants("SHARED", True)
+        self.share = wants("SHARED", True)
+        if self.share:
+            why_not = share_refusal(executor, plan_class)
+            if why_not:
+                logger.warning("shared prefixes are read row by row: %s", why_not)
+                self.share = False
         route = _abi.ROUTE_SHARED if self.share else _abi.ROUTE_BALANCED
         self._options = OptionsKey(route=route)
         self._overlap = wants("OVERLAP", True)
@@ -118,21 +148,13 @@ class DecodePlans:
         """Plans `rows` rows of q_len tokens: int32 tensors seq_lens [>= rows], block_table
         [>= rows, pages] on the device. Rows without tokens have length 0."""
         plan = self._plan(q_len)
-        table = Table(
-            block_table, block_table.data_ptr(), block_table.stride(0), block_table.shape[1]
-        )
+        table = _table(block_table)
+        # Ids are not promised to be chained: a block may be computed twice before it is cached.
         if isinstance(plan, HostPlan):
             lengths = integers(seq_lens[:rows], "seq_lens", rows)
             plan.build(self.plan_class.shape(q_len), self._options, lengths, table)
-        elif self.share:
-            # Ids are not promised to be chained: a block may be computed twice before it is cached.
-            sharing = sharing_of(table, chained=False)
-            with self.executor.calling():
-                lib.call(
-                    _SHARED, plan.handle, rows, seq_lens.data_ptr(), ctypes.byref(sharing), stream
-                )
         else:
-            plan.build(rows, seq_lens.data_ptr(), stream)
+            plan.build(rows, seq_lens.data_ptr(), stream, table)
 
     def attend(self, q_len: int, args: Any, stream: int) -> None:
         """One layer: args as pkv_attention_args wants them, plan and workspace left out."""
