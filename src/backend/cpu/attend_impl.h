@@ -51,6 +51,13 @@
 #define WIDE_FROM (PKV_CPU_BLOCK_ROWS + 1)
 #endif
 
+/* Whether to store floats and read them again costs less than to convert once more. */
+#ifdef WIDE_TOKENS
+#define CONVERTS_SLOWLY(dtype) ((dtype) == PKV_DTYPE_FP8_E4M3)
+#else
+#define CONVERTS_SLOWLY(dtype) ((dtype) != PKV_DTYPE_F32)
+#endif
+
 typedef const unsigned char *token_ptr;
 
 /* Consecutive rows of a block that see the same tokens [lo, hi) of the tile. */
@@ -515,7 +522,7 @@ static void tile_scores(attend_scratch *s, const pkv_cpu_block *b, const row_run
 static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_work *w) {
   const int32_t head_dim = b->p->cache.head_dim, stride = row_stride(head_dim);
   const pkv_dtype stored = b->p->cache.dtype;
-  const int widen = b->rows > 4 && stored != PKV_DTYPE_F32;
+  const int widen = b->rows > 4 && CONVERTS_SLOWLY(stored);
   const pkv_dtype dtype = widen ? PKV_DTYPE_F32 : stored;
   const token_ptr *k = w->k, *v = w->v;
   if (widen) {
