@@ -123,35 +123,16 @@ class Ours(Contender):
 
 
 class OursShared(Ours):
-    """The route shared: what rows share is found by the host in the block table, the plan made
-    there and uploaded, each step."""
-
-    plan_in_graph = False
+    """The route shared: what rows share is found by the device in the block table, each step."""
 
     def __init__(self, name, batch, layout, library, route):
         super().__init__(name, batch, layout, library, route)
-        self.host_lens = np.array(batch.lens, np.int32)
-        self.table = np.ascontiguousarray(batch.host_table)
-        parts = ctypes.c_int32()
-        library.call("pkv_device_parts", ctypes.byref(parts), library.executor,
-                     dtype_of(library.abi, batch), HEAD_DIM)  # fmt: skip
-        self.options.parts = parts.value  # what the device's plan takes by itself
-        size, workspace = ctypes.c_size_t(), ctypes.c_size_t()
-        library.call("pkv_plan_size", ctypes.byref(size), ctypes.byref(workspace),
-                     ctypes.byref(self.shape), ctypes.byref(self.options), batch.rows,
-                     batch.cell.longest)  # fmt: skip
-        self.memory, self.memory_bytes = np.zeros(size.value + 64, np.uint8), size.value
-        self.memory_at = -(-self.memory.ctypes.data // 64) * 64
-        self.sharing = library.sized(library.abi.Sharing, block_table=self.table.ctypes.data,
+        self.sharing = library.sized(library.abi.Sharing, block_table=batch.bare_table.data_ptr(),
                                      max_pages=batch.width)  # fmt: skip
 
     def plan(self):
-        built = ctypes.c_void_p()
-        self.library.call("pkv_plan_build_shared", ctypes.byref(built), self.memory_at,
-                          self.memory_bytes, ctypes.byref(self.shape), ctypes.byref(self.options),
-                          self.batch.rows, self.host_lens.ctypes.data,
-                          ctypes.byref(self.sharing))  # fmt: skip
-        self.library.call("pkv_device_plan_upload", self.plan_handle, built, stream())
+        self.library.call("pkv_device_plan_build_shared", self.plan_handle, self.batch.rows,
+                          self.lens, ctypes.byref(self.sharing), stream())  # fmt: skip
 
 
 class NullRead(Contender):

@@ -11,6 +11,15 @@ TEXT = """/* SPDX-License-Identifier: Apache-2.0 */
 PKV_CUDA_DECODE_SET(pkv_cuda_decode_{kv}_{hd}, pkv_kv_{kv}, {hd})
 """
 
+SHARED = """/* SPDX-License-Identifier: Apache-2.0 */
+/* Written by tools/gen_cuda_sets.py: route shared, {kv} K and V, head_dim 64 and 128. */
+#include "backend/cuda/shared_launch.cuh"
+
+PKV_CUDA_SHARED_SET(pkv_cuda_shared_{kv}, pkv_kv_{kv})
+"""
+
+for kv in ("f16", "bf16"):
+    (ROOM / f"shared_{kv}.cu").write_text(SHARED.format(kv=kv))
 for kv in ("f16", "bf16", "e4m3"):
     for hd in (64, 128, 256):
         (ROOM / f"decode_{kv}_{hd}.cu").write_text(TEXT.format(kv=kv, hd=hd))

@@ -6,12 +6,26 @@
 #include "pkv/device.h"
 #include "plan/plan_prepare.h"
 
+/*
+ * Costs on a GPU, in 64ths of a tile of a private row: docs/notes/cuda-shared.md. A node's tile of
+ * 128 query rows takes an SM twice as long as a row's tile; starting a row costs a look-up, its
+ * query and a fold.
+ */
+static void set_costs(pkv_plan_options *o) {
+  if (o->tile_cost || o->segment_cost || o->node_tile_cost || o->node_segment_cost) return;
+  o->tile_cost = 64;
+  o->segment_cost = 80;
+  o->node_tile_cost = 128;
+  o->node_segment_cost = 256;
+}
+
 pkv_status pkv_device_create_shared(pkv_device_plan *plan, pkv_error *err) {
   pkv_executor *executor = plan->executor;
   const pkv_device_ops *ops = executor->device_ops;
   pkv_shared_bounds bounds;
-  int64_t slot_bytes;
+  int64_t slot_bytes, bytes;
   void *memory;
+  set_costs(&plan->options);
   if (plan->options.parts == 0) PKV_TRY(ops->tree_parts(&plan->options.parts, executor, err));
   PKV_TRY(pkv_plan_shared_bounds(&bounds, &plan->shape, &plan->options, plan->limits.max_rows,
                                  plan->limits.max_seq_len, err));
@@ -36,6 +50,12 @@ pkv_status pkv_device_create_shared(pkv_device_plan *plan, pkv_error *err) {
   plan->counters = memory;
   PKV_TRY(ops->alloc(&memory, executor, sizeof(int32_t), err));
   plan->fault = memory;
+  PKV_CHECK(err, !__builtin_mul_overflow(plan->limits.max_slots + 1, slot_bytes, &bytes),
+            PKV_E_RANGE, "the workspace is too large: %lld slots",
+            (long long)plan->limits.max_slots);
+  plan->slot_bytes = (size_t)bytes;
+  PKV_TRY(ops->alloc(&memory, executor, plan->slot_bytes, err));
+  plan->slots = memory;
   return ops->alloc(&plan->tree.memory, executor, plan->tree.memory_bytes, err);
 }
 

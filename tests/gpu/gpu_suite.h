@@ -41,6 +41,7 @@ int gpu_suite_graphs(void);
 int gpu_suite_sanitized(void);
 int gpu_suite_streams(void);
 int gpu_suite_tree(void);
+int gpu_suite_shared(void);
 /* With the CUDA runtime. */
 int gpu_suite_perf(void);
 int gpu_suite_status(void);

@@ -45,6 +45,7 @@ static const suite suites[] = {
     {"streams", gpu_suite_streams, 0},
     {"tree", gpu_suite_tree, 0},
 #ifdef PKV_HAVE_CUDA
+    {"shared", gpu_suite_shared, NOT_FAKE},
     {"status", gpu_suite_status, NOT_FAKE},
     {"perf", gpu_suite_perf, NOT_FAKE | WHEN_NAMED},
 #endif

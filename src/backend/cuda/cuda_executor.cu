@@ -18,7 +18,7 @@ extern "C" {
 #include "backend/cuda/cuda_status.h"
 
 struct cuda_state {
-  int device, sms;
+  int device, sms, major;
   pkv_cuda_shared_memory shared_memory;
   bool check; /* PKV_CUDA_CHECK: synchronise after each launch */
 };
@@ -130,7 +130,8 @@ static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan
             shape->query_heads / shape->kv_heads);
   plan->tiles = (int32_t)count;
   plan->clears_slots = balanced && !(plan->options.flags & PKV_PLAN_BATCH_INVARIANT);
-  *slot_bytes = (int64_t)plan->tile_rows * pkv_cuda_slot_row(ops->head_dim) * 4;
+  *slot_bytes = (plan->options.route == PKV_ROUTE_SHARED ? rows : plan->tile_rows) *
+                (int64_t)pkv_cuda_slot_row(ops->head_dim) * 4;
   return PKV_OK;
 }
 
@@ -289,13 +290,84 @@ static pkv_status run_launches(struct pkv_device_plan *plan, const pkv_cuda_deco
   return PKV_OK;
 }
 
+/* The tree's arrays in device memory. */
+static pkv_tree_view view_on_device(const struct pkv_device_plan *plan) {
+  const struct pkv_plan *h = &plan->header;
+  const pkv_plan_tree *t = &plan->tree.header;
+  pkv_tree_view v = {};
+  v.tree = array_at<pkv_plan_tree>(plan, h->tree_at);
+  v.ranks = array_at<pkv_tree_rank>(plan, t->ranks_at);
+  v.row_rank = array_at<int32_t>(plan, t->row_rank_at);
+  v.nodes = array_at<pkv_tree_node>(plan, t->nodes_at);
+  v.node_cursors = array_at<pkv_node_cursor>(plan, t->node_cursors_at);
+  v.private_cursors = array_at<pkv_private_cursor>(plan, t->private_cursors_at);
+  v.node_slot = array_at<int32_t>(plan, t->node_slot_at);
+  v.private_slot = array_at<int32_t>(plan, t->private_slot_at);
+  v.rows = h->rows;
+  v.kv_heads = h->kv_heads;
+  v.unit_tokens = h->unit_tokens;
+  v.batch_invariant = (h->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
+  return v;
+}
+
+/* What the kernels of route shared ask for; the text says what is missing. */
+static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_attention_params *a,
+                               const pkv_cuda_decode_params *p, pkv_error *err) {
+  const pkv_cache *c = &a->cache;
+  const int64_t most = c->k_page_stride | c->v_page_stride | c->k_token_stride | c->v_token_stride;
+  PKV_CHECK(
+      err, pkv_cuda_shared_ops_of(c->dtype, c->head_dim), PKV_E_UNSUPPORTED,
+      "route shared on CUDA: a %s cache with head_dim %d; possible: f16 or bf16 with 64 or 128",
+      pkv_dtype_name(c->dtype), c->head_dim);
+  PKV_CHECK(err, state_of(plan->executor)->major == 9, PKV_E_UNSUPPORTED,
+            "route shared on CUDA needs compute capability 9.0, this device has %d.x",
+            state_of(plan->executor)->major);
+  PKV_CHECK(err, !p->invariant, PKV_E_UNSUPPORTED,
+            "route shared on CUDA is not batch-invariant: its nodes use other instructions");
+  PKV_CHECK(
+      err, p->runs, PKV_E_UNSUPPORTED,
+      "route shared on CUDA: pages of %d tokens; possible: powers of two from 16 on, addresses "
+      "and strides that are multiples of 16 bytes",
+      c->page_tokens);
+  PKV_CHECK(err,
+            p->q_is_operand && (uintptr_t)a->q % 16 == 0 &&
+                (a->q_token_stride | a->q_head_stride) % 8 == 0,
+            PKV_E_UNSUPPORTED,
+            "route shared on CUDA: q must have the cache's type, %s, at multiples of 16 bytes",
+            pkv_dtype_name(c->dtype));
+  PKV_CHECK(err, most <= INT32_MAX, PKV_E_UNSUPPORTED,
+            "route shared on CUDA: a page stride of 2^31 elements or more");
+  return PKV_OK;
+}
+
+static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_params *a,
+                             const pkv_cuda_decode_params *p, cudaStream_t stream, pkv_error *err) {
+  PKV_TRY(check_shared(plan, a, p, err));
+  const pkv_cuda_shared_ops *ops = pkv_cuda_shared_ops_of(a->cache.dtype, a->cache.head_dim);
+  pkv_cuda_shared_params s = {};
+  s.base = *p;
+  s.view = view_on_device(plan);
+  s.node_slots = plan->slots;
+  s.private_slots = plan->slots + plan->tree.max_node_slots * p->q_len * p->group *
+                                      pkv_cuda_slot_row(a->cache.head_dim);
+  s.parts = plan->header.parts;
+  s.k_page_stride = (int32_t)a->cache.k_page_stride;
+  s.v_page_stride = (int32_t)a->cache.v_page_stride;
+  s.k_token_stride = (int32_t)a->cache.k_token_stride;
+  s.v_token_stride = (int32_t)a->cache.v_token_stride;
+  PKV_CUDA(err, ops->prepare(plan->stages));
+  const cudaError_t e = ops->launch(&s, plan->overlap, stream);
+  plan->fresh = 0;
+  return launched(plan->executor, e, "shared", stream, err);
+}
+
 static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_attention_params *a,
                                    void *stream, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
-  PKV_CHECK(err, plan->header.route != PKV_ROUTE_SHARED, PKV_E_UNSUPPORTED,
-            "plan: no kernel runs route shared on this device yet");
   PKV_TRY(ops_of(&ops, a->cache.dtype, a->cache.head_dim, err));
   const pkv_cuda_decode_params p = resolve(plan, a, ops);
+  if (plan->header.route == PKV_ROUTE_SHARED)
+    return run_shared(plan, a, &p, (cudaStream_t)stream, err);
   if (plan->header.route != PKV_ROUTE_BALANCED)
     return run_launches(plan, ops, p, (cudaStream_t)stream, err);
   const cudaError_t e = ops->launch(is_plain(&p) ? PKV_CUDA_DECODE_PLAIN : PKV_CUDA_DECODE, &p,
@@ -336,6 +408,7 @@ pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_opt
   const char *check = pkv_env_get(PKV_ENV_CUDA_CHECK);
   state->device = device;
   state->sms = properties.multiProcessorCount;
+  state->major = properties.major;
   state->shared_memory = {(int32_t)properties.sharedMemPerMultiprocessor,
                           (int32_t)properties.sharedMemPerBlockOptin,
                           (int32_t)properties.reservedSharedMemPerBlock};

@@ -37,6 +37,16 @@ typedef struct pkv_cuda_decode_ops {
   int32_t head_dim; /* of the states in slots */
 } pkv_cuda_decode_ops;
 
+/* Route shared: all launches of a layer. */
+typedef struct pkv_cuda_shared_ops {
+  /* dependent: the first launch may begin before the kernel ahead of it has ended. */
+  cudaError_t (*launch)(const pkv_cuda_shared_params *s, int32_t dependent, cudaStream_t stream);
+  cudaError_t (*prepare)(int32_t stages);
+} pkv_cuda_shared_ops;
+
+/* NULL when no kernel covers type and head dimension. */
+const pkv_cuda_shared_ops *pkv_cuda_shared_ops_of(pkv_dtype dtype, int32_t head_dim);
+
 /* NULL when no kernel covers the type (f32). */
 const pkv_cuda_decode_ops *pkv_cuda_decode_ops_of(pkv_dtype dtype, int32_t head_dim);
 

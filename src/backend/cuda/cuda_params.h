@@ -7,6 +7,7 @@
 #define PKV_CUDA_PARAMS_H
 
 #include "plan/plan.h"
+#include "plan/plan_tree.h"
 
 /* The most query rows (query token x head of the group) that a CTA takes together. */
 #define PKV_CUDA_TILE_ROWS 16
@@ -63,5 +64,15 @@ typedef struct pkv_cuda_decode_params {
   int32_t fused_merge; /* the seed's routes: the last arriver merges, no second launch */
   int32_t slot_stride; /* between the pieces of one segment */
 } pkv_cuda_decode_params;
+
+/* Route shared. base: slots, counters and cursors are not used, tile_rows is 8. */
+typedef struct pkv_cuda_shared_params {
+  pkv_cuda_decode_params base;
+  pkv_tree_view view; /* pointers of the device */
+  /* slots of group * q_len rows (pkv_cuda_slot_row floats each) */
+  float *node_slots, *private_slots;
+  int32_t parts;
+  int32_t k_page_stride, v_page_stride, k_token_stride, v_token_stride; /* the cache's, 32 bits */
+} pkv_cuda_shared_params;
 
 #endif

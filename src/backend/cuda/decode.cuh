@@ -32,21 +32,22 @@ template <typename KV, int HD> struct pkv_decode_config {
 };
 
 /* The ring of one warp and the walk that fills it. */
-template <typename KV, int HD> struct pkv_feed {
+template <typename KV, int HD, typename Walk = pkv_walk> struct pkv_feed {
   typedef pkv_decode_config<KV, HD> C;
-  pkv_walk walk;
+  Walk walk;
   int pages, step; /* read ahead for `walk`, and which of them is its own (pkv_fetch_pages) */
   int refill;
   uint32_t ring;
   uint64_t policy;
 
   /* To the next piece that has tokens. */
-  template <typename P> __device__ __forceinline__ void skip(const P &p, const pkv_work &work) {
+  template <typename P, typename Work>
+  __device__ __forceinline__ void skip(const P &p, const Work &work) {
     while (walk.row >= 0 && walk.at >= walk.end)
       pkv_walk_next(walk, p, work);
   }
-  template <typename P>
-  __device__ __forceinline__ void start(const pkv_walk &from, const P &p, const pkv_work &work,
+  template <typename P, typename Work>
+  __device__ __forceinline__ void start(const Walk &from, const P &p, const Work &work,
                                         uint32_t memory, int warp, int lane) {
     refill = 0;
     ring = memory;
@@ -60,8 +61,8 @@ template <typename KV, int HD> struct pkv_feed {
     step = 0;
   }
   /* Issues the copies of the next step, and the page ids of those after, if none are left. */
-  template <typename P>
-  __device__ __forceinline__ void push(const P &p, const pkv_work &work, int warp, int lane) {
+  template <typename P, typename Work>
+  __device__ __forceinline__ void push(const P &p, const Work &work, int warp, int lane) {
     const pkv_walk at = walk;
     const int page = pkv_runs(p) ? __shfl_sync(0xffffffffu, pages, step) : pages;
     if (walk.row >= 0) {

@@ -15,6 +15,9 @@ static __device__ __forceinline__ void pkv_copy16(uint32_t shared, const void *g
                "r"(bytes)
                : "memory");
 }
+static __device__ __forceinline__ void pkv_copy16(uint32_t shared, const void *global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared), "l"(global));
+}
 /* Pages are read once: they should not drive plan, table and partial states out of L2. */
 static __device__ __forceinline__ uint64_t pkv_read_once() {
   uint64_t policy;
@@ -53,6 +56,28 @@ static __device__ __forceinline__ void pkv_ldmatrix2_trans(uint32_t r[2], uint32
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];\n"
                : "=r"(r[0]), "=r"(r[1])
                : "r"(shared));
+}
+
+/* Barriers in shared memory that copies arrive at (mbarrier). */
+static __device__ __forceinline__ void pkv_barrier_init(uint32_t at, uint32_t count) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(at), "r"(count) : "memory");
+}
+/* Arrives when all copies that this thread has issued until now have landed. */
+static __device__ __forceinline__ void pkv_barrier_arrive_copies(uint32_t at) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(at) : "memory");
+}
+static __device__ __forceinline__ void pkv_barrier_arrive(uint32_t at) {
+  asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.shared.b64 t, [%0];\n}\n" ::"r"(at) : "memory");
+}
+/* Waits until the phase of that parity is complete. */
+static __device__ __forceinline__ void pkv_barrier_wait(uint32_t at, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n.reg .pred p;\nPKV_AGAIN%=:\n"
+      "mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra PKV_AGAIN%=;\n}\n" ::"r"(at),
+      "r"(parity)
+      : "memory");
+#endif
 }
 
 /* Four e4m3 values, lowest byte first, to two pairs of f16. Exact. */

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Route shared, the rows' private parts: grid (half parts, tiles of 8 query rows), 4 warps a CTA,
+ * the slices, ring and exchange of decode.cuh. Every piece leaves its states in its slot, but for
+ * a row that shares nothing and is whole. It runs beside the node kernel ahead of it in the stream
+ * and ends after it, so that what comes next may wait for this kernel alone.
+ */
+#ifndef PKV_CUDA_PRIVATE_CUH
+#define PKV_CUDA_PRIVATE_CUH
+
+#include "backend/cuda/decode.cuh"
+
+/* A walk over the pieces of half a part, in order. */
+struct pkv_private_walk : pkv_walk {
+  pkv_private_cursor at_cursor;
+  int slot;
+  bool whole;
+  int number; /* of the piece */
+};
+
+/* Where the work ends, and where its pieces are looked up. */
+struct pkv_private_work {
+  const pkv_tree_view *view;
+  pkv_private_cursor end;
+};
+
+template <typename P>
+static __device__ __forceinline__ void pkv_walk_next(pkv_private_walk &w, const P &p,
+                                                     const pkv_private_work &work) {
+  pkv_private_piece piece;
+  do
+    if (!pkv_tree_next_private_piece(&piece, work.view, &w.at_cursor, &work.end)) {
+      w.row = -1;
+      return;
+    }
+  while (piece.unit_begin == piece.unit_end && !piece.whole); /* it writes nothing */
+  w.row = piece.row;
+  w.head = piece.kv_head;
+  w.len = piece.length;
+  w.at = piece.unit_begin * p.unit_tokens;
+  w.end = min(piece.length, piece.unit_end * p.unit_tokens);
+  w.slot = piece.slot;
+  w.whole = piece.whole;
+  ++w.number;
+}
+
+template <typename K, int HD>
+__global__ void __launch_bounds__(PKV_THREADS,
+                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas)
+    pkv_cuda_private(const __grid_constant__ pkv_cuda_shared_params s) {
+  typedef typename K::template of<HD> KV;
+  typedef pkv_decode_config<KV, HD> C;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const pkv_cuda_decode_params &p = s.base;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, tile = blockIdx.y;
+  const int states = p.q_len * p.group, rows = min(8, states - tile * 8);
+  const int ring_bytes = p.stages * C::stage_bytes;
+  pkv_exchange<HD> x;
+  x.init(memory + PKV_WARPS * ring_bytes, rows, false);
+  __syncthreads();
+  pkv_grid_release();
+#ifdef PKV_STAMP
+  if (threadIdx.x == 0) PKV_STAMP(2, blockIdx.x);
+#endif
+
+  /* The node kernel has waited for all before it; what it writes itself is not read here. */
+  /* The last halves first: those at the front belong to parts with node work and are empty, and
+     CTAs that the first wave has no room for start when the node kernel ends. */
+  const int half = 2 * s.parts - 1 - (int)blockIdx.x;
+  pkv_private_work work = {&s.view, s.view.private_cursors[half + 1]};
+  pkv_private_walk now;
+  now.at_cursor = s.view.private_cursors[half];
+  now.next_len = 0;
+  now.number = 0;
+  pkv_walk_next(now, p, work);
+  pkv_feed<KV, HD, pkv_private_walk> feed;
+  feed.start(now, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * ring_bytes), warp,
+             lane);
+  pkv_query<HD, 1> q, ahead;
+  int ahead_of = 0, open_piece = 0;
+  if (now.row >= 0) {
+    pkv_load_q<KV, HD, 1>(ahead, p, now.row, now.head, tile, lane);
+    ahead_of = now.number;
+  }
+  pkv_state<HD, 1> state;
+  float scale = 0.0f;
+  int slot = 0, filling = p.stages - 1;
+  for (;;) {
+    while (filling == 0 && (open_piece == 0 || now.at >= now.end)) {
+      if (open_piece) {
+        pkv_fold_warps<KV, HD, 1>(
+            state, x, rows, warp, lane, [&](int m, int d, const pkv_item &item) {
+              if (now.whole) {
+                pkv_item_store(p, now.row, now.head, tile * 8 + m, d, item);
+                return;
+              }
+              float *to = s.private_slots +
+                          ((int64_t)now.slot * states + tile * 8) * pkv_slot_row<HD>::floats;
+              pkv_item_to_slot<HD>(to, m, d, item);
+            });
+        pkv_walk_next(now, p, work);
+      }
+      if (now.row < 0) break;
+      open_piece = now.number;
+      if (ahead_of == now.number)
+        q = ahead;
+      else
+        pkv_load_q<KV, HD, 1>(q, p, now.row, now.head, tile, lane);
+      scale = pkv_scale_of(p, now.head);
+      pkv_state_reset(state);
+    }
+    if (now.row < 0) break;
+    feed.push(p, work, warp, lane);
+    if (filling > 0) {
+      --filling;
+      continue;
+    }
+    if (feed.walk.row >= 0 && feed.walk.number == now.number + 1 && ahead_of == now.number) {
+      pkv_load_q<KV, HD, 1>(ahead, p, feed.walk.row, feed.walk.head, tile, lane);
+      ahead_of = feed.walk.number;
+    }
+    pkv_ring_wait(p.stages);
+    __syncwarp();
+    pkv_slice_attend<KV, HD, 1>(state, q, now, p, scale,
+                                feed.ring + (uint32_t)(slot * C::stage_bytes), tile, warp, lane);
+    __syncwarp();
+    slot = slot + 1 == p.stages ? 0 : slot + 1;
+    now.at += PKV_STEP_TOKENS;
+  }
+  pkv_copy_wait<0>();
+#ifdef PKV_STAMP
+  if (threadIdx.x == 0) PKV_STAMP(3, blockIdx.x);
+#endif
+  pkv_grid_wait();
+}
+
+/*
+ * The rows' results: grid (ranks, KV heads), 4 warps. Folds the states of the path's nodes from the
+ * root down and the private ones, in slot order. A warp has query rows of its own.
+ */
+template <int HD>
+__global__ void __launch_bounds__(PKV_THREADS)
+    pkv_cuda_fold_paths(const __grid_constant__ pkv_cuda_shared_params s) {
+  constexpr int parts = (HD + 127) / 128, pitch = pkv_slot_row<HD>::floats;
+  __shared__ pkv_tree_states runs[PKV_TREE_MAX_PATH + 1];
+  const pkv_cuda_decode_params &p = s.base;
+  const int rank_id = blockIdx.x, head = blockIdx.y, states = p.q_len * p.group;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  if (pkv_tree_stored(&s.view, rank_id, head)) return;
+  const pkv_tree_rank *rank = s.view.ranks + rank_id;
+  const int depth = rank->depth, row = rank->row;
+  if (threadIdx.x < depth)
+    runs[threadIdx.x] = pkv_tree_node_states(&s.view, rank->path[threadIdx.x], rank_id, head);
+  if (threadIdx.x == depth) runs[depth] = pkv_tree_private_states(&s.view, rank_id, head);
+  __syncthreads();
+  pkv_grid_wait();
+  pkv_grid_release();
+  for (int m = warp; m < states; m += PKV_WARPS)
+#pragma unroll
+    for (int part = 0; part < parts; ++part) {
+      const int d = min(part * 128 + lane * 4, HD - 4);
+      pkv_item sum = pkv_item_neutral();
+      for (int i = 0; i <= depth; ++i) {
+        const pkv_tree_states run = runs[i];
+        const float *at = (i < depth ? s.node_slots : s.private_slots) +
+                          ((int64_t)run.first * states + m) * pitch;
+        const int64_t step = (int64_t)run.stride * states * pitch;
+#pragma unroll 4
+        for (int k = 0; k < run.count; ++k) {
+          const float4 stats = pkv_load_state(at + k * step + HD);
+          pkv_item_fold(sum, {stats.x, stats.y, pkv_load_state(at + k * step + d)});
+        }
+      }
+      if (part * 128 + lane * 4 < HD) pkv_item_store(p, row, head, m, d, sum);
+    }
+}
+
+#endif
