@@ -183,19 +183,22 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
   TREE_FOR(i, power)
     d->keys[i] = i < rows ? pkv_tree_sort_key(i, in->leader[i], in->units[i]) : ~(uint64_t)0;
   TREE_FOR(row, rows)
-    pkv_tree_link_init(d->links[0], row);
+    pkv_tree_link_init(d->links, row);
   tree_sort(d->keys, power);
   TREE_FOR(i, rows)
-    pkv_tree_link_sorted(d->links[0], d->keys, i, rows);
+    pkv_tree_link_sorted(d->links, d->keys, i, rows);
   TREE_SYNC();
-  int32_t from = 0;
-  for (int32_t reach = 1; reach < 2 * rows; reach *= 2, from ^= 1) {
+  pkv_tree_link *now = d->links, *then = d->more_links;
+  for (int32_t reach = 1; reach < 2 * rows; reach *= 2) {
     TREE_FOR(element, 2 * rows)
-      pkv_tree_link_jump(d->links[from ^ 1], d->links[from], element);
+      pkv_tree_link_jump(then, now, element);
     TREE_SYNC();
+    pkv_tree_link *const other = now;
+    now = then;
+    then = other;
   }
   TREE_FOR(row, rows) {
-    const int32_t rank = pkv_tree_link_rank(d->links[from], row, rows);
+    const int32_t rank = pkv_tree_link_rank(now, row, rows);
     const int32_t length = tree_length(in, row);
     ranks[rank].row = row;
     ranks[rank].length = length;
@@ -335,11 +338,12 @@ TREE_FN int32_t tree_block_nodes(const pkv_tree_input *in, const pkv_tree_core *
     pkv_tree_fill_node(&node, t, w, ranks, gap, seen, farthest);
     const pkv_tree_sums one = pkv_tree_node_sums(t, &node);
     nodes[id] = node;
-    d->cost[id] = one.cost;
+    d->cost[id + 1] = one.cost;
     d->segments[id] = one.segments;
     d->base[id] = one.slots;
   }
-  all->cost = tree_scan64(d->cost, count);
+  if (TREE_ONE) d->cost[0] = 0;
+  all->cost = tree_scan64(d->cost, count + 1);
   all->segments = (int32_t)tree_scan32(d->segments, count);
   all->slots = (int32_t)tree_scan32(d->base, count);
   TREE_FOR(id, count) {
@@ -347,7 +351,7 @@ TREE_FN int32_t tree_block_nodes(const pkv_tree_input *in, const pkv_tree_core *
     nodes[id].base_slot = id ? d->base[id - 1] : 0;
   }
   TREE_FOR(id, count + 1)
-    node_cost[id] = id ? d->cost[id - 1] : 0;
+    node_cost[id] = d->cost[id];
   TREE_SYNC();
   return count;
 }
@@ -382,12 +386,12 @@ TREE_FN int32_t tree_block_cut_nodes(const pkv_tree_input *in, const pkv_tree_co
                                      const pkv_tree_sums *all, int64_t total) {
   const int32_t parts = t->core.parts;
   const pkv_tree_node *nodes = (const pkv_tree_node *)tree_array(in, in->tree.nodes_at);
-  const int64_t *node_cost = (const int64_t *)tree_array(in, in->tree.node_cost_at);
-  pkv_node_cursor *cursors = (pkv_node_cursor *)tree_array(in, in->tree.node_cursors_at);
+  pkv_node_cursor *out = (pkv_node_cursor *)tree_array(in, in->tree.node_cursors_at);
+  pkv_node_cursor *cursors = d->node_cursors;
   int32_t *slots = (int32_t *)tree_array(in, in->tree.node_slot_at);
   TREE_FOR(p, parts + 1) {
     pkv_node_cursor c;
-    pkv_tree_node_cursor(&c, t, nodes, node_cost, count, all,
+    pkv_tree_node_cursor(&c, t, nodes, d->cost, count, all,
                          pkv_tree_node_cut(total, all->cost, parts, p));
     cursors[p] = c;
   }
@@ -396,8 +400,10 @@ TREE_FN int32_t tree_block_cut_nodes(const pkv_tree_input *in, const pkv_tree_co
     d->marks[p] =
         p > 0 && p < parts ? pkv_tree_node_mark(t, nodes, &cursors[p - 1], &cursors[p]) : 0;
   const int32_t cut = (int32_t)tree_scan32(d->marks, parts + 1);
-  TREE_FOR(p, parts + 1)
+  TREE_FOR(p, parts + 1) {
     pkv_tree_node_place(&cursors[p], t, nodes, d->marks[p]);
+    out[p] = cursors[p];
+  }
   TREE_SYNC();
   TREE_FOR(segment, all->segments) {
     int32_t low = 0, high = count; /* the node: d->segments are inclusive sums */
@@ -421,7 +427,8 @@ TREE_FN int32_t tree_block_cut_private(const pkv_tree_input *in, const pkv_tree_
                                        int64_t total) {
   const int32_t rows = t->core.rows, parts = t->core.parts, heads = t->core.kv_heads;
   const pkv_tree_rank *ranks = (const pkv_tree_rank *)tree_array(in, in->tree.ranks_at);
-  pkv_private_cursor *cursors = (pkv_private_cursor *)tree_array(in, in->tree.private_cursors_at);
+  pkv_private_cursor *out = (pkv_private_cursor *)tree_array(in, in->tree.private_cursors_at);
+  pkv_private_cursor *cursors = d->private_cursors;
   int32_t *slots = (int32_t *)tree_array(in, in->tree.private_slot_at);
   TREE_FOR(i, 2 * parts + 1) {
     pkv_private_cursor c;
@@ -434,8 +441,10 @@ TREE_FN int32_t tree_block_cut_private(const pkv_tree_input *in, const pkv_tree_
     d->marks[i] =
         i > 0 && i < 2 * parts ? pkv_tree_private_mark(t, ranks, &cursors[i - 1], &cursors[i]) : 0;
   const int32_t cut = (int32_t)tree_scan32(d->marks, 2 * parts + 1);
-  TREE_FOR(i, 2 * parts + 1)
+  TREE_FOR(i, 2 * parts + 1) {
     pkv_tree_private_place(&cursors[i], t, ranks, d->marks[i]);
+    out[i] = cursors[i];
+  }
   TREE_SYNC();
   TREE_FOR(segment, rows * heads) {
     const int32_t rank = segment / heads, head = segment % heads;
@@ -444,6 +453,38 @@ TREE_FN int32_t tree_block_cut_private(const pkv_tree_input *in, const pkv_tree_
   }
   if (TREE_ONE) slots[rows * heads] = base + cut;
   return base + cut;
+}
+
+/* The headers as prepared, then what the rows decided. */
+TREE_FN void tree_block_headers(const pkv_tree_input *in, int32_t count, const pkv_tree_sums *all,
+                                int32_t node_slots, int32_t private_slots, int64_t total) {
+  struct pkv_plan *header = in->plan;
+  pkv_plan_tree *tree = (pkv_plan_tree *)tree_array(in, in->header.tree_at);
+  pkv_plan_launch *launches = (pkv_plan_launch *)tree_array(in, in->header.launches_at);
+  const int32_t header_words = (int32_t)(sizeof *header / 4),
+                tree_words = (int32_t)(sizeof *tree / 4);
+  TREE_FOR(i, header_words)
+    ((int32_t *)(void *)header)[i] = ((const int32_t *)(const void *)&in->header)[i];
+  TREE_FOR(i, tree_words)
+    ((int32_t *)(void *)tree)[i] = ((const int32_t *)(const void *)&in->tree)[i];
+  TREE_SYNC();
+  if (!TREE_ONE) return;
+  const int32_t merges = in->header.rows * in->header.kv_heads;
+  const int64_t slots = (int64_t)node_slots + private_slots;
+  tree->nodes = count;
+  tree->node_segments = all->segments;
+  tree->node_cost = all->cost;
+  tree->node_slots = node_slots;
+  tree->private_slots = private_slots;
+  header->total_cost = total;
+  header->merges = merges;
+  header->slots = (int32_t)slots;
+  header->launches = 2;
+  header->workspace_bytes = pkv_plan_slots_at(header) + slots * pkv_plan_slot_bytes(&in->header);
+  launches[0].kind = PKV_LAUNCH_FUSED;
+  launches[0].count = in->header.parts;
+  launches[1].kind = PKV_LAUNCH_MERGE;
+  launches[1].count = merges;
 }
 
 TREE_FN void tree_block_plan(const pkv_tree_input *in, void *memory) {
@@ -462,34 +503,13 @@ TREE_FN void tree_block_plan(const pkv_tree_input *in, void *memory) {
     base = tree_block_ranks(in, &t, &d);
     total = all.cost + d.rank_cost[t.core.rows];
   } else {
-    if (TREE_ONE) d.rank_cost[0] = 0;
+    if (TREE_ONE) d.cost[0] = d.rank_cost[0] = 0;
     TREE_SYNC();
   }
   const int32_t node_slots = tree_block_cut_nodes(in, &t, &d, count, &all, total);
   TREE_SYNC();
   const int32_t private_slots = tree_block_cut_private(in, &t, &d, base, all.cost, total);
-  if (TREE_ONE) {
-    struct pkv_plan header = in->header;
-    pkv_plan_tree tree = in->tree;
-    pkv_plan_launch *launches = (pkv_plan_launch *)tree_array(in, header.launches_at);
-    tree.nodes = count;
-    tree.node_segments = all.segments;
-    tree.node_cost = all.cost;
-    tree.node_slots = node_slots;
-    tree.private_slots = private_slots;
-    header.total_cost = total;
-    header.merges = header.rows * header.kv_heads;
-    header.slots = node_slots + private_slots;
-    header.launches = 2;
-    header.workspace_bytes =
-        pkv_plan_slots_at(&header) + header.slots * pkv_plan_slot_bytes(&header);
-    *(pkv_plan_tree *)tree_array(in, header.tree_at) = tree;
-    launches[0].kind = PKV_LAUNCH_FUSED;
-    launches[0].count = t.core.parts;
-    launches[1].kind = PKV_LAUNCH_MERGE;
-    launches[1].count = header.merges;
-    *in->plan = header;
-  }
+  tree_block_headers(in, count, &all, node_slots, private_slots, total);
 }
 
 #endif

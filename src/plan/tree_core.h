@@ -369,10 +369,11 @@ static inline PKV_HD void pkv_tree_fill_rank(pkv_tree_rank *rank, const pkv_tree
   rank->first_unit = first;
   rank->units = end - first;
   rank->depth = depth;
-  for (int32_t i = PKV_TREE_MAX_PATH - 1; i >= depth; i--)
-    rank->path[i] = -1;
-  for (int32_t i = depth - 1, node = leaf; i >= 0; i--, node = w->up[node])
-    rank->path[i] = w->index[node];
+  int32_t node = leaf;
+  for (int32_t i = PKV_TREE_MAX_PATH - 1; i >= 0; i--) {
+    rank->path[i] = i < depth ? w->index[node] : -1;
+    if (i < depth) node = w->up[node];
+  }
 }
 
 /*

@@ -21,13 +21,15 @@ typedef struct pkv_tree_input {
 /* Where the block works: shared memory as far as it reaches. */
 typedef struct pkv_tree_desk {
   pkv_tree_work w;
-  uint64_t *keys;           /* [power of two >= rows] */
-  pkv_tree_link *links[2];  /* [2 * rows] */
-  int32_t *table;           /* [levels, rows + 2], where keys and links were */
-  int32_t *votes, *marks;   /* [rows + 1], [2 * parts + 1] */
-  int32_t *segments, *base; /* [rows + 1]: sums over nodes in preorder; base over ranks too */
-  int64_t *cost;            /* [rows + 1] */
-  int64_t *rank_cost;       /* [rows + 1] */
+  uint64_t *keys;                    /* [power of two >= rows] */
+  pkv_tree_link *links, *more_links; /* [2 * rows] */
+  int32_t *table;                    /* [levels, rows + 2], where keys and links were */
+  int32_t *votes, *marks;            /* [rows + 1], [2 * parts + 1] */
+  int32_t *segments, *base;      /* [rows + 1]: sums over nodes in preorder; base over ranks too */
+  int64_t *cost;                 /* [rows + 1]: costs of all nodes before */
+  int64_t *rank_cost;            /* [rows + 1]: costs of all ranks before */
+  pkv_node_cursor *node_cursors; /* [parts + 1] */
+  pkv_private_cursor *private_cursors; /* [2 * parts + 1] */
 } pkv_tree_desk;
 
 #define PKV_TREE_DESK_ARRAYS 14 /* of 32 bits and rows + 2 entries, marks apart */
@@ -50,7 +52,8 @@ static inline PKV_HD int64_t pkv_tree_desk_shared(int32_t rows) {
 static inline PKV_HD int64_t pkv_tree_desk_bytes(int32_t rows, int32_t parts) {
   const int64_t line = (int64_t)rows + 2;
   return pkv_tree_desk_shared(rows) + 4 * line * 8 + PKV_TREE_DESK_ARRAYS * line * 4 +
-         (2 * (int64_t)parts + 2) * 4;
+         (2 * (int64_t)parts + 2) * 4 + (parts + 1) * (int64_t)sizeof(pkv_node_cursor) +
+         (2 * (int64_t)parts + 1) * (int64_t)sizeof(pkv_private_cursor);
 }
 
 /* memory: pkv_tree_desk_bytes of it, aligned to 8. */
@@ -60,8 +63,8 @@ static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
   const int64_t line = (int64_t)rows + 2;
   unsigned char *at = (unsigned char *)memory;
   d->keys = (uint64_t *)(void *)at;
-  d->links[0] = (pkv_tree_link *)(void *)(at + (int64_t)pkv_tree_power(rows) * 8);
-  d->links[1] = d->links[0] + 2 * line;
+  d->links = (pkv_tree_link *)(void *)(at + (int64_t)pkv_tree_power(rows) * 8);
+  d->more_links = d->links + 2 * line;
   d->table = (int32_t *)(void *)at;
   int64_t *wide = (int64_t *)(void *)(at + pkv_tree_desk_shared(rows));
   d->cost = wide;
@@ -69,13 +72,23 @@ static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
   d->w.first_sum = t->core.window > 0 ? wide + 2 * line : 0;
   d->w.end_sum = t->core.batch_invariant ? wide + 3 * line : 0;
   int32_t *word = (int32_t *)(void *)(wide + 4 * line);
-  int32_t **const arrays[PKV_TREE_DESK_ARRAYS] = {
-      &d->w.lcp,   &d->w.rep,       &d->w.first,     &d->w.end,   &d->w.up,
-      &d->w.kept,  &d->w.kid_ranks, &d->w.kid_tiles, &d->w.cover, &d->w.deep,
-      &d->w.index, &d->votes,       &d->segments,    &d->base};
-  for (int32_t i = 0; i < PKV_TREE_DESK_ARRAYS; i++)
-    *arrays[i] = word + i * line;
+  d->w.lcp = word;
+  d->w.rep = word + line;
+  d->w.first = word + 2 * line;
+  d->w.end = word + 3 * line;
+  d->w.up = word + 4 * line;
+  d->w.kept = word + 5 * line;
+  d->w.kid_ranks = word + 6 * line;
+  d->w.kid_tiles = word + 7 * line;
+  d->w.cover = word + 8 * line;
+  d->w.deep = word + 9 * line;
+  d->w.index = word + 10 * line;
+  d->votes = word + 11 * line;
+  d->segments = word + 12 * line;
+  d->base = word + 13 * line;
   d->marks = word + PKV_TREE_DESK_ARRAYS * line;
+  d->node_cursors = (pkv_node_cursor *)(void *)(d->marks + 2 * (int64_t)t->core.parts + 2);
+  d->private_cursors = (pkv_private_cursor *)(void *)(d->node_cursors + t->core.parts + 1);
 }
 
 /* Bytes of keys, leaders and a desk for up to `rows` rows that share at most `units` units. */

@@ -9,7 +9,7 @@
  *   leaders  a block of 256 a row: 8-ary (4-ary beyond 512 rows) search for the deepest key that an
  *            earlier row has, then one comparison of ids with that row. Three to four dependent
  *            reads of L2.
- *   plan     one block of 512 or 1024: ranks, nodes, parts in shared memory (137 KB at 1,024 rows
+ *   plan     one block of 512: ranks, nodes, parts in shared memory (137 KB at 1,024 rows
  *            and 132 parts; beyond what the device has, in global memory). Bitonic sort in
  *            registers, pointer jumping, a table of minima, then scans.
  * The phases are those of plan/tree_block.h; here is what a block is.
@@ -17,7 +17,7 @@
 #include "backend/cuda/cuda_launch.h"
 #include "backend/cuda/mma.cuh"
 
-#define TREE_FN     static __device__
+#define TREE_FN     static __device__ __forceinline__
 #define TREE_INLINE static __device__ __forceinline__
 #define TREE_FOR(i, count)                                                                         \
   for (int32_t i = (int32_t)threadIdx.x, count_##i = (count); i < count_##i;                       \
@@ -99,34 +99,57 @@ static __device__ void tree_sort(uint64_t *keys, int32_t n);
 
 #include "plan/tree_block.h"
 
-/* A key a thread; partners of the same warp exchange in registers. */
-static __device__ void tree_sort_registers(uint64_t *keys, int32_t n) {
-  const uint32_t i = threadIdx.x, size = (uint32_t)max(n, 32);
-  unsigned long long key = i < (uint32_t)n ? keys[i] : ~0ull;
+/* KEYS keys a thread, blockDim apart; partners of a warp or a thread exchange in registers. */
+template <int KEYS> static __device__ void tree_sort_registers(uint64_t *keys, int32_t n) {
+  const uint32_t size = (uint32_t)max(n, 32), threads = blockDim.x;
+  unsigned long long key[KEYS];
+  for (int q = 0; q < KEYS; q++) {
+    const uint32_t i = threadIdx.x + q * threads;
+    key[q] = i < (uint32_t)n ? keys[i] : ~0ull;
+  }
   for (uint32_t k = 2; k <= size; k *= 2) {
     for (uint32_t j = k / 2; j > 0; j /= 2) {
-      unsigned long long other = key;
-      if (j < 32) {
-        other = __shfl_xor_sync(ALL_LANES, key, j);
-      } else {
+      unsigned long long other[KEYS];
+      if (j >= 32 && j < threads) {
         __syncthreads();
-        if (i < (uint32_t)n) keys[i] = key;
+        for (int q = 0; q < KEYS; q++) {
+          const uint32_t i = threadIdx.x + q * threads;
+          if (i < (uint32_t)n) keys[i] = key[q];
+        }
         __syncthreads();
-        if (i < (uint32_t)n) other = keys[i ^ j];
       }
-      const bool smaller = ((i & j) == 0) == ((i & k) == 0);
-      if (i < size && (other < key) == smaller) key = other;
+      for (int q = 0; q < KEYS; q++) {
+        const uint32_t i = threadIdx.x + q * threads;
+        if (j >= threads)
+          other[q] = key[KEYS - 1 - q];
+        else if (j < 32)
+          other[q] = __shfl_xor_sync(ALL_LANES, key[q], j);
+        else
+          other[q] = i < (uint32_t)n ? keys[i ^ j] : key[q];
+      }
+      for (int q = 0; q < KEYS; q++) {
+        const uint32_t i = threadIdx.x + q * threads;
+        const bool smaller = ((i & j) == 0) == ((i & k) == 0);
+        if (i < size && (other[q] < key[q]) == smaller) key[q] = other[q];
+      }
     }
   }
   __syncthreads();
-  if (i < (uint32_t)n) keys[i] = key;
+  for (int q = 0; q < KEYS; q++) {
+    const uint32_t i = threadIdx.x + q * threads;
+    if (i < (uint32_t)n) keys[i] = key[q];
+  }
   __syncthreads();
 }
 
 static __device__ void tree_sort(uint64_t *keys, int32_t n) {
   __syncthreads();
   if ((uint32_t)n <= blockDim.x) {
-    tree_sort_registers(keys, n);
+    tree_sort_registers<1>(keys, n);
+    return;
+  }
+  if ((uint32_t)n <= 2 * blockDim.x) {
+    tree_sort_registers<2>(keys, n);
     return;
   }
   for (uint32_t k = 2; k <= (uint32_t)n; k *= 2) {
@@ -138,8 +161,9 @@ static __device__ void tree_sort(uint64_t *keys, int32_t n) {
   }
 }
 
-#define ROW_THREADS 256
-#define ROW_UNITS   1024 /* whose keys a block sums up at a time */
+#define ROW_THREADS  256
+#define PLAN_THREADS 512
+#define ROW_UNITS    1024 /* whose keys a block sums up at a time */
 
 struct tree_zeros {
   uint4 *plan;
@@ -174,8 +198,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
 }
 
 /* desk: in global memory; NULL = in shared memory. */
-template <int THREADS>
-static __global__ void __launch_bounds__(THREADS)
+static __global__ void __launch_bounds__(PLAN_THREADS)
     tree_plan(const __grid_constant__ pkv_tree_input in, void *desk) {
   extern __shared__ __align__(16) unsigned char shared_desk[];
   pkv_grid_release();
@@ -192,8 +215,7 @@ extern "C" cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *depen
     e = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   room -= 4096; /* what the kernels have beside it */
   const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan<512>, limit, room);
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan<1024>, limit, room);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan, limit, room);
   *desk_bytes = room;
   *dependent = major >= 9;
   return e;
@@ -221,11 +243,9 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
     e = rows <= 512 ? cudaLaunchKernelEx(&config, tree_leaders<7>, in)
                     : cudaLaunchKernelEx(&config, tree_leaders<3>, in);
   config.gridDim = dim3(1);
-  config.blockDim = dim3(rows <= 512 ? 512 : 1024);
+  config.blockDim = dim3(PLAN_THREADS);
   config.dynamicSmemBytes = fits ? (size_t)bytes : 0;
   void *where = fits ? NULL : desk;
-  if (e == cudaSuccess)
-    e = rows <= 512 ? cudaLaunchKernelEx(&config, tree_plan<512>, in, where)
-                    : cudaLaunchKernelEx(&config, tree_plan<1024>, in, where);
+  if (e == cudaSuccess) e = cudaLaunchKernelEx(&config, tree_plan, in, where);
   return e;
 }
