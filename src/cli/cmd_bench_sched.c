@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `pkv bench sched`: what the scheduler's calls cost, cell by cell; with --simulate, what its
+ * orders and policies are worth on a device that is given by a cost model.
+ */
+#include "cli/commands.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/status.h"
+#include "cli/bench_figures.h"
+#include "cli/bench_sched_cells.h"
+#include "cli/bench_sched_files.h"
+#include "cli/bench_sched_words.h"
+
+#define MAX_WAITING 1000000
+#define MAX_TOKENS  (1 << 20)
+#define MAX_CHUNK   65536
+#define CELLS_HEAD                                                                                 \
+  "commit,date,device,driver,load,order,waiting,tokens,groups,chunk,input,repeats,op,count,p50_"   \
+  "us,"                                                                                            \
+  "p99_us,max_us,raw_p50_us,raw_p99_us,raw_max_us,used_bytes_request,memory_bytes\n"
+
+typedef struct bench_sched_options {
+  const char *orders, *waiting, *tokens, *groups, *chunk, *csv, *commit;
+  int32_t steps, repeats, memory;
+  double seconds;
+  int64_t seed;
+} bench_sched_options;
+
+#define O bench_sched_options
+static const pkv_option options_table[] = {
+    PKV_TEXT(O, orders, 0, "order", "LIST", "tree,cht,lpm,dfs-weight", "orders, or all"),
+    PKV_TEXT(O, waiting, 'w', "waiting", "LIST", "1K", "requests that wait"),
+    PKV_TEXT(O, tokens, 0, "tokens", "LIST", "10K", "tokens of a prompt"),
+    PKV_TEXT(O, groups, 'g', "groups", "LIST", "1,8,64,none,chain",
+             "groups that share nine tenths of their prompts"),
+    PKV_TEXT(O, chunk, 0, "chunk", "LIST", "64", "tokens that sharing is counted in"),
+    PKV_INT(O, steps, 0, "steps", "N", "5000", 10, 1000000, "steps of a cell, at most"),
+    PKV_NUMBER(O, seconds, 0, "seconds", "S", "2", 0.01, 3600.0,
+               "no more steps once a repetition took so long"),
+    PKV_INT(O, repeats, 'r', "repeats", "N", "4", 1, SCHED_REPEATS,
+            "repetitions; each call counts with its least time"),
+    PKV_INT(O, memory, 0, "memory", "MIB", "2048", 1, 1 << 20,
+            "most for prompts, and for what cht keeps of them"),
+    PKV_INT(O, seed, 0, "seed", "N", "1", 0, INT64_C(4294967295), "of everything that is drawn"),
+    PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
+    PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
+};
+#undef O
+
+typedef struct bench_sched {
+  const pkv_cli *cli;
+  const bench_sched_options *o;
+  sched_list orders, waiting, tokens, groups, chunk;
+  bench_model_run run; /* date, load, machine */
+  FILE *csv;
+  int32_t skipped;
+} bench_sched;
+
+static const char *order_name(int32_t i) {
+  return pkv_sched_order_name((pkv_sched_order)i);
+}
+
+static void groups_text(char text[16], int32_t groups) {
+  if (groups > 0)
+    (void)snprintf(text, 16, "%d", (int)groups);
+  else
+    (void)snprintf(text, 16, "%s", groups == SCHED_GROUPS_NONE ? "none" : "chain");
+}
+
+static pkv_status give(bench_sched *b, const sched_prompts *p, const char *order,
+                       const sched_cell *cell, pkv_error *err) {
+  char groups[16];
+  groups_text(groups, p->groups);
+  const int32_t waiting = p->requests - SCHED_CELL_BATCH;
+  const sched_times *const step = &cell->op[SCHED_OP_STEP], *insert = &cell->op[SCHED_OP_INSERT];
+  (void)printf("%-10s %7d %7d %6s %5d %-7s %7d %9.2f %9.2f %9.2f %9.2f %9.2f %10.1f %7.0f\n", order,
+               (int)waiting, (int)p->tokens, groups, (int)p->chunk, p->hashed ? "hashes" : "tokens",
+               (int)step->count, step->p50, step->p99, step->max, insert->p50, insert->p99,
+               cell->op[SCHED_OP_FILL].max, cell->used_bytes);
+  (void)fflush(stdout);
+  if (b->csv == NULL) return PKV_OK;
+  for (int32_t op = 0; op < SCHED_OPS; op++) {
+    const sched_times *const t = &cell->op[op];
+    (void)fprintf(b->csv, "%s,%s,%s,%s,%s,%s,%d,%d,%s,%d,%s,%d,%s,%d,", b->run.run.commit,
+                  b->run.date, b->run.run.device, b->run.run.driver, b->run.load, order,
+                  (int)waiting, (int)p->tokens, groups, (int)p->chunk,
+                  p->hashed ? "hashes" : "tokens", (int)cell->repeats, sched_op_name((sched_op)op),
+                  (int)t->count);
+    (void)fprintf(b->csv, "%.3f,%.3f,%.3f,%.3f,%.3f,%.3f,%.1f,%.0f\n", t->p50, t->p99, t->max,
+                  t->raw_p50, t->raw_p99, t->raw_max, cell->used_bytes, cell->memory_bytes);
+  }
+  PKV_CHECK(err, fflush(b->csv) == 0 && !ferror(b->csv), PKV_E_IO, "cannot write %s", b->o->csv);
+  return PKV_OK;
+}
+
+/* The published tree keeps each chunk of each request, about 48 bytes for one. */
+static bool affordable(bench_sched *b, const sched_prompts *p, int32_t order) {
+  const double mib = (double)p->requests * p->hashes * 48 / 1048576.0;
+  if (order != PKV_SCHED_CHT || mib <= b->o->memory) return true;
+  pkv_cli_error(b->cli, "cht skipped, %d waiting, %d tokens, chunk %d: about %.0f MiB",
+                (int)p->requests - SCHED_CELL_BATCH, (int)p->tokens, (int)p->chunk, mib);
+  b->skipped++;
+  return false;
+}
+
+static pkv_status run_cell(bench_sched *b, int32_t waiting, int32_t tokens, int32_t groups,
+                           int32_t chunk, pkv_error *err) {
+  sched_prompts prompts;
+  pkv_status status = sched_prompts_init(&prompts, waiting, tokens, groups, chunk,
+                                         (size_t)b->o->memory << 20, (uint64_t)b->o->seed, err);
+  if (status == PKV_E_LIMIT) {
+    pkv_cli_error(b->cli, "%d waiting, %d tokens, chunk %d skipped: %s", (int)waiting, (int)tokens,
+                  (int)chunk, err->text);
+    b->skipped++;
+    return PKV_OK;
+  }
+  for (int32_t i = 0; i < b->orders.count && status == PKV_OK; i++) {
+    sched_cell cell;
+    const int32_t order = b->orders.value[i];
+    if (!affordable(b, &prompts, order)) continue;
+    status = sched_cell_run(&cell, &prompts, (pkv_sched_order)order, b->o->steps, b->o->seconds,
+                            b->o->repeats, (uint64_t)b->o->seed, err);
+    if (status == PKV_OK) status = give(b, &prompts, order_name(order), &cell, err);
+    if (status == PKV_OK && pkv_cli_interrupted())
+      status = PKV_FAIL(err, PKV_E_STATE, "interrupted");
+  }
+  sched_prompts_free(&prompts);
+  return status;
+}
+
+static pkv_status run_cells(bench_sched *b, pkv_error *err) {
+  (void)printf("%s, load of the machine %s\nTimes in us: least of %d repetitions of the same run; "
+               "batch %d\n\n",
+               b->run.run.device, b->run.load, (int)b->o->repeats, SCHED_CELL_BATCH);
+  (void)printf("%-10s %7s %7s %6s %5s %-7s %7s %9s %9s %9s %9s %9s %10s %7s\n", "order", "waiting",
+               "tokens", "groups", "chunk", "input", "steps", "step p50", "p99", "max", "insert",
+               "p99", "fill 100", "B/req");
+  for (int32_t w = 0; w < b->waiting.count; w++)
+    for (int32_t t = 0; t < b->tokens.count; t++)
+      for (int32_t c = 0; c < b->chunk.count; c++)
+        for (int32_t g = 0; g < b->groups.count; g++)
+          PKV_TRY(run_cell(b, b->waiting.value[w], b->tokens.value[t], b->groups.value[g],
+                           b->chunk.value[c], err));
+  return PKV_OK;
+}
+
+static pkv_status open_csv(bench_sched *b, const char *head, const char *about, pkv_error *err) {
+  pkv_buffer command;
+  if (b->o->csv == NULL) return PKV_OK;
+  pkv_buffer_init(&command, 4096, NULL);
+  pkv_status status = pkv_options_text(&command, b->cli->command, b->o, "csv,commit", err);
+  if (status == PKV_OK) status = sched_csv_open(&b->csv, b->o->csv, head, about, command.data, err);
+  pkv_buffer_deinit(&command);
+  return status;
+}
+
+static int parse(bench_sched *b) {
+  const bench_sched_options *const o = b->o;
+  const pkv_cli *const cli = b->cli;
+  if (!sched_list_names(&b->orders, o->orders, order_name, PKV_SCHED_ORDERS))
+    return pkv_cli_usage(cli, "--order is '%s'; it takes names like tree,lpm", o->orders);
+  if (!sched_list_numbers(&b->waiting, o->waiting, 1, MAX_WAITING, false))
+    return pkv_cli_usage(cli, "--waiting is '%s'; it takes counts like 100,10K", o->waiting);
+  if (!sched_list_numbers(&b->tokens, o->tokens, 1, MAX_TOKENS, false))
+    return pkv_cli_usage(cli, "--tokens is '%s'; it takes counts like 1K,100K", o->tokens);
+  if (!sched_list_numbers(&b->groups, o->groups, 1, MAX_WAITING, true))
+    return pkv_cli_usage(cli, "--groups is '%s'; it takes counts, none and chain", o->groups);
+  if (!sched_list_numbers(&b->chunk, o->chunk, 1, MAX_CHUNK, false))
+    return pkv_cli_usage(cli, "--chunk is '%s'; it takes counts like 16,64", o->chunk);
+  return PKV_EXIT_OK;
+}
+
+static int run(const pkv_cli *cli, const void *options) {
+  bench_sched b = {.cli = cli, .o = options};
+  pkv_error err = {PKV_OK, NULL, {0}};
+  const int code = parse(&b);
+  if (code != PKV_EXIT_OK) return code;
+  bench_model_describe(&b.run, "", "");
+  b.run.run.commit = b.o->commit;
+  pkv_status status = open_csv(&b, CELLS_HEAD, "", &err);
+  if (status == PKV_OK) status = run_cells(&b, &err);
+  if (b.csv != NULL && fclose(b.csv) != 0 && status == PKV_OK)
+    status = PKV_FAIL(&err, PKV_E_IO, "cannot write %s", b.o->csv);
+  if (status == PKV_OK) return PKV_EXIT_OK;
+  return pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(cli, &err);
+}
+
+const pkv_command pkv_command_bench_sched = {
+    .name = "bench sched",
+    .summary = "measure what the scheduler's calls cost",
+    .details =
+        "A cell holds so many waiting requests and a batch of 100. A step finishes one request, "
+        "asks for the best and admits it. The run is deterministic, so it is repeated and each "
+        "call counts with the least of its times; the CSV has the times of all repetitions too "
+        "(raw). Prompts that would take more than --memory come as digests, one a chunk; what does "
+        "not fit then is skipped, and said. Ageing is of the oldest request (1 admission in 33).",
+    .options = options_table,
+    .option_count = (int)(sizeof options_table / sizeof *options_table),
+    .options_bytes = sizeof(bench_sched_options),
+    .run = run,
+};
