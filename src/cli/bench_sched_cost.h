@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a step takes on a device, for `pkv bench sched --simulate`. Nothing of it is fitted: the
+ * constants are those of a profile, and the model is
+ *
+ *   decode    step base + max(weights / bandwidth, GEMM flops / GEMM rate) + attention
+ *   attention layers * (read latency) + one of
+ *     ordinary  max(products / rate, (unique + missed) / bandwidth + hit / L2 rate)
+ *               all rows read all their tokens. A token that another row has too is a hit with the
+ *               chance min(1, L2 / bytes of one layer's shared tokens), else missed.
+ *     shared    products / rate + unique / bandwidth: what rows share is read once
+ *   prefill   GEMM flops of the new tokens / GEMM rate + their attention products / rate, in the
+ *             step, before the decode
+ */
+#ifndef PKV_CLI_BENCH_SCHED_COST_H
+#define PKV_CLI_BENCH_SCHED_COST_H
+
+#include "base/status.h"
+
+typedef struct sched_device {
+  char name[64];
+  double read_tb_s, read_us; /* from memory; latency of one read, a layer */
+  double l2_mb, l2_tb_s;
+  double step_us; /* a step's time apart from weights and attention */
+  double gemm_tflops, attention_tflops;
+  double cache_gb; /* for the KV cache */
+} sched_device;
+
+typedef struct sched_shape {
+  const char *name;
+  int32_t layers, query_heads, kv_heads, head_dim;
+  double parameters; /* read in a step */
+} sched_shape;
+
+#define SCHED_SHAPES 5
+extern const sched_shape sched_shapes[SCHED_SHAPES];
+
+typedef enum sched_route { SCHED_ORDINARY = 0, SCHED_SHARED = 1 } sched_route;
+#define SCHED_ROUTES 2
+const char *sched_route_name(int32_t route);
+
+/* "h200", "rtx6000-ada", or a JSON file with the struct's fields. E_FORMAT names the field. */
+pkv_status sched_device_load(sched_device *out, const char *name, pkv_error *err);
+
+/* A batch, in tokens of the KV cache. */
+typedef struct sched_load {
+  double rows, total, unique;
+  double shared; /* those of `unique` that more than one row has */
+} sched_load;
+
+double sched_kv_bytes(const sched_shape *shape); /* a token, all layers, 2 bytes a value */
+/* Seconds. */
+double sched_decode_s(const sched_device *device, const sched_shape *shape, sched_route route,
+                      const sched_load *load);
+double sched_prefill_s(const sched_device *device, const sched_shape *shape, double cached,
+                       double tokens);
+
+#endif
