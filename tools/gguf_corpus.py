@@ -122,7 +122,7 @@ def bad():
 
 # Type number: (elements of a block, bytes of a block).
 WEIGHTS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34),
-           30: (1, 2)}
+           12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
 TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "a", "b", "c", "\u0120", "\u010a",
           "ab", "d"]
 
@@ -139,6 +139,11 @@ def noise(kind, elements, rng):
             out += struct.pack("<e", value)
         elif kind == 30:
             out += struct.pack("<f", value)[2:]
+        elif kind == 14:
+            scales = bytes(rng.randrange(256) for _ in range(16))
+            out += rng.randbytes(192) + scales + struct.pack("<e", 0.25 / 4096)
+        elif kind in (12, 13):
+            out += struct.pack("<ee", 0.25 / 1024, 0.25 / 64) + rng.randbytes(size - 4)
         else:
             scales = struct.pack("<ee", 0.25 / (127 if kind == 8 else 16), -0.25)
             scales = scales if kind in (3, 7) else scales[:2]
@@ -146,10 +151,13 @@ def noise(kind, elements, rng):
     return out
 
 
-def model(kind, width=32, heads=2, kv_heads=1, ffn=32, layers=1, vocab=10, extra=(), tied=True):
-    """A llama model with a tokenizer; norms are ones."""
+def model(kind, width=32, heads=2, kv_heads=1, ffn=32, layers=1, vocab=10, extra=(), tied=True,
+          dim=None):
+    """A llama model with a tokenizer; norms are ones. Rows that are no whole blocks of `kind` are
+    Q8_0."""
     rng = random.Random(kind)
-    dim = width // heads
+    extra = [*extra, *([key("llama.attention.key_length", U32, dim)] if dim else [])]
+    dim = dim or width // heads
     keys = [key("general.architecture", STRING, "llama"), key("llama.block_count", U32, layers),
             key("llama.embedding_length", U32, width), key("llama.feed_forward_length", U32, ffn),
             key("llama.context_length", U32, 64), key("llama.attention.head_count", U32, heads),
@@ -167,17 +175,18 @@ def model(kind, width=32, heads=2, kv_heads=1, ffn=32, layers=1, vocab=10, extra
     shapes += [] if tied else [("output.weight", width, vocab)]
     for i in range(layers):
         shapes += [(f"blk.{i}.{name}.weight", inputs, outputs) for name, inputs, outputs in (
-            ("attn_norm", width, 0), ("attn_q", width, width), ("attn_k", width, dim * kv_heads),
-            ("attn_v", width, dim * kv_heads), ("attn_output", width, width),
-            ("ffn_norm", width, 0), ("ffn_gate", width, ffn), ("ffn_up", width, ffn),
-            ("ffn_down", ffn, width))]
+            ("attn_norm", width, 0), ("attn_q", width, dim * heads),
+            ("attn_k", width, dim * kv_heads), ("attn_v", width, dim * kv_heads),
+            ("attn_output", dim * heads, width), ("ffn_norm", width, 0), ("ffn_gate", width, ffn),
+            ("ffn_up", width, ffn), ("ffn_down", ffn, width))]
     table, data = [], b""
     for name, inputs, outputs in shapes:
         data += bytes(-len(data) % 32)
         extents = [inputs, outputs] if outputs else [inputs]
-        table.append(tensor(name, extents, kind if outputs else 0, len(data)))
+        used = kind if inputs % WEIGHTS[kind][0] == 0 else 8
+        table.append(tensor(name, extents, used if outputs else 0, len(data)))
         ones = struct.pack("<f", 1.0) * inputs
-        data += noise(kind, inputs * outputs, rng) if outputs else ones
+        data += noise(used, inputs * outputs, rng) if outputs else ones
     return file(keys, table) + data
 
 
@@ -192,6 +201,8 @@ def models():
     yield "q5_0", model(6)
     yield "q5_1", model(7, heads=4, kv_heads=2)
     yield "q8_0", model(8, tied=False)
+    for name, kind in (("q4_k", 12), ("q5_k", 13), ("q6_k", 14)):
+        yield name, model(kind, width=256, heads=1, ffn=32, dim=32)
     yield "scaled", model(0, width=8, heads=1, ffn=8,
                           extra=[key("llama.rope.scaling.type", STRING, "linear"),
                                  key("llama.rope.scaling.factor", F32, 4.0)])

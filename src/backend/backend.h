@@ -66,6 +66,9 @@ typedef enum pkv_wtype {
   PKV_WTYPE_Q5_0 = 6,
   PKV_WTYPE_Q5_1 = 7,
   PKV_WTYPE_Q8_0 = 8,
+  PKV_WTYPE_Q4_K = 12, /* super-blocks of 256, as the other two */
+  PKV_WTYPE_Q5_K = 13,
+  PKV_WTYPE_Q6_K = 14,
   PKV_WTYPE_BF16 = 30
 } pkv_wtype;
 

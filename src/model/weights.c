@@ -31,7 +31,8 @@ typedef struct binder {
 bool pkv_weights_computable(uint32_t type) {
   return type == PKV_WTYPE_F32 || type == PKV_WTYPE_F16 || type == PKV_WTYPE_BF16 ||
          type == PKV_WTYPE_Q8_0 || type == PKV_WTYPE_Q4_0 || type == PKV_WTYPE_Q4_1 ||
-         type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1;
+         type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1 || type == PKV_WTYPE_Q4_K ||
+         type == PKV_WTYPE_Q5_K || type == PKV_WTYPE_Q6_K;
 }
 
 static const char *type_name(uint32_t type) {
@@ -63,9 +64,10 @@ static pkv_status bind_matrix(pkv_weight *out, binder *b, const char *name, int6
                               int64_t outputs) {
   const pkv_gguf_tensor *t;
   PKV_TRY(find(&t, b, name, true, inputs, outputs));
-  PKV_CHECK(b->err, pkv_weights_computable(t->type), PKV_E_UNSUPPORTED,
-            "tensor %s has type %s (%u); supported: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1", name,
-            type_name(t->type), t->type);
+  PKV_CHECK(
+      b->err, pkv_weights_computable(t->type), PKV_E_UNSUPPORTED,
+      "tensor %s has type %s (%u); supported: F32 F16 BF16 Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q4_K Q5_K Q6_K",
+      name, type_name(t->type), t->type);
   const char *type = NULL;
   int64_t block = 1, block_bytes = 1;
   (void)pkv_gguf_type_info(t->type, &type, &block, &block_bytes);
@@ -230,8 +232,13 @@ static int64_t first_bad(const pkv_gguf_tensor *t, int64_t block_bytes) {
     case PKV_WTYPE_BF16:
       good = isfinite(pkv_bf16_to_f32((uint16_t)(p[0] | p[1] << 8)));
       break;
+    case PKV_WTYPE_Q6_K:
+      good = half_is_finite(p + 208);
+      break;
     case PKV_WTYPE_Q4_1:
     case PKV_WTYPE_Q5_1:
+    case PKV_WTYPE_Q4_K:
+    case PKV_WTYPE_Q5_K:
       good = half_is_finite(p) && half_is_finite(p + 2);
       break;
     default: /* F16, Q4_0, Q5_0, Q8_0: a half at the start */

@@ -226,12 +226,13 @@ static void test_add(void **state) {
 
 static void test_embed(void **state) {
   fixture *f = *state;
-  const int64_t n = 23, k = 352;
-  unsigned char *weights = malloc((size_t)(n * k) * 4);
+  const int64_t n = 23, widest = 352;
+  unsigned char *weights = malloc((size_t)(n * widest) * 4);
   int32_t ids[ROWS];
   for (int32_t i = 0; i < ROWS; i++)
     ids[i] = i * 7 % (int32_t)n;
   for (int t = 0; t < TEST_WTYPES; t++) {
+    const int64_t block = test_wtype_block(test_wtypes[t]), k = widest / block * block;
     const pkv_weight w = {.type = test_wtypes[t],
                           .n = n,
                           .k = k,
@@ -253,6 +254,7 @@ static void test_embed(void **state) {
                   test_wtype_name(w.type), i);
     }
   }
+  const int64_t k = widest;
   const pkv_weight w = {.type = PKV_WTYPE_F32, .n = n, .k = k, .data = weights, .row_bytes = 4 * k};
   static const int32_t bad[2] = {-1, 23};
   for (int i = 0; i < 2; i++) {

@@ -152,6 +152,7 @@ static void test_every_type_and_shape(void **state) {
   for (int t = 0; t < TEST_WTYPES; t++) {
     double worst[2] = {0.0, 0.0};
     for (int64_t k = 32; k <= 1024; k += 32) {
+      if (k % test_wtype_block(test_wtypes[t]) != 0) continue;
       pkv_rng rng;
       pkv_rng_init(&rng, (uint64_t)(1000 * t + k));
       const int64_t n = k % 96 == 0 ? 33 : 1 + k / 32 % 20;
@@ -218,8 +219,9 @@ static void test_bits_do_not_depend_on_rows_or_workers(void **state) {
   for (int t = 0; t < TEST_WTYPES; t++) {
     for (int mode = 0; mode < 2; mode++) {
       for (size_t i = 0; i < sizeof ks / sizeof ks[0]; i++) {
-        const int64_t k = ks[i];
         const pkv_wtype type = test_wtypes[t];
+        const int64_t block = test_wtype_is_super(type) ? 256 : 1, k = ks[i] / block * block;
+        if (k == 0) continue;
         pkv_rng rng;
         pkv_rng_init(&rng, (uint64_t)(t * 10 + mode));
         test_weights_random(f->weights, type, n, k, &rng);
@@ -256,8 +258,9 @@ static void agree(fixture *f, pkv_executor *vector) {
   static const int64_t rows[] = {1, 2, 3, 4, 7, 9, 15};
   for (int t = 0; t < TEST_WTYPES; t++) {
     for (int mode = 0; mode < 2; mode++) {
-      for (int64_t k = 32; k <= 1120; k += 160) {
-        const int64_t m = rows[k / 160 % 7];
+      for (int64_t wanted = 32; wanted <= 1120; wanted += 160) {
+        const int64_t m = rows[wanted / 160 % 7], block = test_wtype_block(test_wtypes[t]);
+        const int64_t k = (wanted + block - 1) / block * block;
         pkv_rng rng;
         pkv_rng_init(&rng, (uint64_t)(t + k));
         test_weights_random(f->weights, test_wtypes[t], 19, k, &rng);
@@ -286,12 +289,14 @@ static void test_scalar_and_avx512_agree(void **state) {
 static void test_extremes(void **state) {
   fixture *f = *state;
   pkv_executor *const executors[3] = {f->scalar, f->avx2, f->avx512};
-  const int64_t k = 1088, n = 17;
+  const int64_t n = 17;
   for (int t = 3; t < TEST_WTYPES; t++) {
     const pkv_wtype type = test_wtypes[t];
-    const bool five = type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1;
+    const int64_t k = test_wtype_is_super(type) ? 1024 : 1088;
+    const bool five = type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1 || type == PKV_WTYPE_Q5_K;
+    const int32_t most = type == PKV_WTYPE_Q6_K ? 63 : (five ? 31 : 15);
     const int32_t codes[2] = {type == PKV_WTYPE_Q8_0 ? 128 : 0,
-                              type == PKV_WTYPE_Q8_0 ? 127 : (five ? 31 : 15)};
+                              type == PKV_WTYPE_Q8_0 ? 127 : most};
     for (int which = 0; which < 2; which++) {
       for (int sign = -1; sign <= 1; sign += 2) {
         test_weights_constant(f->weights, type, n, k, codes[which]);
@@ -319,8 +324,9 @@ static void test_bad_numbers_stay_in_their_row(void **state) {
   fixture *f = *state;
   pkv_executor *const executors[3] = {f->scalar, f->avx2, f->avx512};
   const float bad[3] = {NAN, INFINITY, -INFINITY};
-  const int64_t k = 128, n = 21, m = 6;
+  const int64_t n = 21, m = 6;
   for (int t = 0; t < TEST_WTYPES; t++) {
+    const int64_t k = test_wtype_is_super(test_wtypes[t]) ? 256 : 128;
     for (int mode = 0; mode < 2; mode++) {
       for (int which = 0; which < 3; which++) {
         for (int e = 0; e < 3; e++) {
@@ -373,8 +379,9 @@ static void test_tiny_and_huge_activations(void **state) {
 static void test_bias_accumulate_and_strides(void **state) {
   fixture *f = *state;
   pkv_executor *const executors[3] = {f->scalar, f->avx2, f->avx512};
-  const int64_t k = 96, n = 21, m = 5, x_stride = 101, y_stride = 24;
+  const int64_t n = 21, m = 5, y_stride = 24;
   for (int t = 0; t < TEST_WTYPES; t++) {
+    const int64_t k = test_wtype_is_super(test_wtypes[t]) ? 256 : 96, x_stride = k + 5;
     for (int e = 0; e < 3; e++) {
       if (!executors[e]) continue;
       pkv_rng rng;
@@ -440,9 +447,9 @@ static void test_refusals(void **state) {
   pkv_error err = {0};
   pkv_matmul_params p = params(f, PKV_WTYPE_Q4_1, PKV_COMPUTE_I8, 1, 4, 64, f->y);
   f->y[0] = 42.0f;
-  p.w.type = (pkv_wtype)12;
+  p.w.type = (pkv_wtype)10;
   assert_int_equal(pkv_cpu_matmul(f->scalar, &p, &err), PKV_E_UNSUPPORTED);
-  assert_non_null(strstr(err.text, "12"));
+  assert_non_null(strstr(err.text, "10"));
   p.w.type = PKV_WTYPE_Q4_1;
   p.w.k = 48;
   assert_int_equal(pkv_cpu_matmul(f->scalar, &p, &err), PKV_E_INVALID);
@@ -451,6 +458,12 @@ static void test_refusals(void **state) {
   p.w.row_bytes = 39;
   assert_int_equal(pkv_cpu_matmul(f->scalar, &p, &err), PKV_E_INVALID);
   assert_non_null(strstr(err.text, "39"));
+  p.w.type = PKV_WTYPE_Q6_K;
+  p.w.k = 128;
+  assert_int_equal(pkv_cpu_matmul(f->scalar, &p, &err), PKV_E_INVALID);
+  assert_non_null(strstr(err.text, "256"));
+  p.w.type = PKV_WTYPE_Q4_1;
+  p.w.k = 64;
   p.w.row_bytes = 40;
   p.scratch = NULL;
   assert_int_equal(pkv_cpu_matmul(f->scalar, &p, &err), PKV_E_INVALID);

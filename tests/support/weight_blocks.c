@@ -4,9 +4,9 @@
 #include <math.h>
 #include <string.h>
 
-const pkv_wtype test_wtypes[TEST_WTYPES] = {PKV_WTYPE_F32,  PKV_WTYPE_F16,  PKV_WTYPE_BF16,
-                                            PKV_WTYPE_Q8_0, PKV_WTYPE_Q4_0, PKV_WTYPE_Q4_1,
-                                            PKV_WTYPE_Q5_0, PKV_WTYPE_Q5_1};
+const pkv_wtype test_wtypes[TEST_WTYPES] = {
+    PKV_WTYPE_F32,  PKV_WTYPE_F16,  PKV_WTYPE_BF16, PKV_WTYPE_Q8_0, PKV_WTYPE_Q4_0, PKV_WTYPE_Q4_1,
+    PKV_WTYPE_Q5_0, PKV_WTYPE_Q5_1, PKV_WTYPE_Q4_K, PKV_WTYPE_Q5_K, PKV_WTYPE_Q6_K};
 
 const char *test_wtype_name(pkv_wtype type) {
   switch (type) {
@@ -26,6 +26,12 @@ const char *test_wtype_name(pkv_wtype type) {
     return "Q5_1";
   case PKV_WTYPE_Q8_0:
     return "Q8_0";
+  case PKV_WTYPE_Q4_K:
+    return "Q4_K";
+  case PKV_WTYPE_Q5_K:
+    return "Q5_K";
+  case PKV_WTYPE_Q6_K:
+    return "Q6_K";
   }
   return "?";
 }
@@ -34,8 +40,12 @@ bool test_wtype_is_float(pkv_wtype type) {
   return type == PKV_WTYPE_F32 || type == PKV_WTYPE_F16 || type == PKV_WTYPE_BF16;
 }
 
+bool test_wtype_is_super(pkv_wtype type) {
+  return type == PKV_WTYPE_Q4_K || type == PKV_WTYPE_Q5_K || type == PKV_WTYPE_Q6_K;
+}
+
 int64_t test_wtype_block(pkv_wtype type) {
-  return test_wtype_is_float(type) ? 1 : 32;
+  return test_wtype_is_float(type) ? 1 : (test_wtype_is_super(type) ? 256 : 32);
 }
 
 /* Where the parts of a block lie: scale first, then minimum, fifth bits, codes. */
@@ -58,6 +68,9 @@ static int64_t codes_at(pkv_wtype type) {
 int64_t test_wtype_block_bytes(pkv_wtype type) {
   if (type == PKV_WTYPE_F32) return 4;
   if (test_wtype_is_float(type)) return 2;
+  if (type == PKV_WTYPE_Q4_K) return 2 + 2 + 12 + 128;
+  if (type == PKV_WTYPE_Q5_K) return 2 + 2 + 12 + 32 + 128;
+  if (type == PKV_WTYPE_Q6_K) return 128 + 64 + 16 + 2;
   return codes_at(type) + (type == PKV_WTYPE_Q8_0 ? 32 : 16);
 }
 
@@ -100,21 +113,42 @@ void test_weights_random(unsigned char *bytes, pkv_wtype type, int64_t n, int64_
       for (int64_t i = 0; i < size; i++)
         p[i] = (unsigned char)pkv_rng_next(rng);
       half = random_scale(rng);
-      memcpy(p, &half, sizeof half);
+      memcpy(type == PKV_WTYPE_Q6_K ? p + 208 : p, &half, sizeof half);
       half = random_scale(rng);
-      if (has_min(type)) memcpy(p + 2, &half, sizeof half);
+      if (has_min(type) || type == PKV_WTYPE_Q4_K || type == PKV_WTYPE_Q5_K)
+        memcpy(p + 2, &half, sizeof half);
       break;
     }
   }
 }
 
+static void constant_super(unsigned char *p, pkv_wtype type, int32_t code) {
+  const uint16_t one = 0x3c00;
+  if (type == PKV_WTYPE_Q6_K) {
+    memset(p, code % 16 * 17, 128);
+    memset(p + 128, code / 16 * 85, 64);
+    memset(p + 192, -128, 16);
+    memcpy(p + 208, &one, sizeof one);
+    return;
+  }
+  memcpy(p, &one, sizeof one);
+  memset(p + 4, 0xff, 4); /* scales of the first four parts, and high bits of the others' */
+  memset(p + 12, 0x0f, 4);
+  if (type == PKV_WTYPE_Q5_K) memset(p + 16, code >= 16 ? 0xff : 0, 32);
+  memset(p + (type == PKV_WTYPE_Q5_K ? 48 : 16), code % 16 * 17, 128);
+}
+
 void test_weights_constant(unsigned char *bytes, pkv_wtype type, int64_t n, int64_t k,
                            int32_t code) {
-  const int64_t blocks = n * (k / 32), size = test_wtype_block_bytes(type);
+  const int64_t blocks = n * (k / test_wtype_block(type)), size = test_wtype_block_bytes(type);
   const uint16_t one = 0x3c00;
   for (int64_t b = 0; b < blocks; b++) {
     unsigned char *p = bytes + b * size;
     memset(p, 0, (size_t)size);
+    if (test_wtype_is_super(type)) {
+      constant_super(p, type, code);
+      continue;
+    }
     memcpy(p, &one, sizeof one);
     if (has_fifth(type)) memset(p + fifth_at(type), code & 16 ? 0xff : 0, 4);
     const int32_t byte = type == PKV_WTYPE_Q8_0 ? code : (code & 15) * 17;
@@ -143,6 +177,33 @@ static int32_t code_value(const unsigned char *p, pkv_wtype type, int64_t i) {
   return code;
 }
 
+/* Element i of a super-block of Q4_K or Q5_K, read off the description of the format: eight groups
+   of 32, each with a 6-bit scale and a 6-bit minimum. */
+static void super_terms(double *scaled, double *min, const unsigned char *p, pkv_wtype type,
+                        int64_t i) {
+  const int64_t group = i / 32;
+  const unsigned char *six = p + 4;
+  const int32_t scale =
+      group < 4 ? six[group] % 64 : six[group + 4] % 16 + six[group - 4] / 64 * 16;
+  const int32_t low = group < 4 ? six[group + 4] % 64 : six[group + 4] / 16 + six[group] / 64 * 16;
+  const unsigned char *nibbles = p + (type == PKV_WTYPE_Q4_K ? 16 : 48);
+  const int32_t byte = nibbles[i / 64 * 32 + i % 32];
+  int32_t code = i % 64 < 32 ? byte % 16 : byte / 16;
+  if (type == PKV_WTYPE_Q5_K && (p[16 + i % 32] & (1 << group)) != 0) code += 16;
+  *scaled = half_value(p) * scale * code;
+  *min = -half_value(p + 2) * low;
+}
+
+/* Element i of a super-block of Q6_K: sixteen groups of 16, each with a signed 8-bit scale. */
+static double six_bit_value(const unsigned char *p, int64_t i) {
+  const int64_t half = i / 128, rest = i % 128;
+  const int32_t byte = p[64 * half + rest % 64];
+  const int32_t low = rest < 64 ? byte % 16 : byte / 16;
+  const int32_t high = p[128 + 32 * half + rest % 32] >> (rest / 32 * 2) & 3;
+  const int32_t scale = p[192 + i / 16] < 128 ? p[192 + i / 16] : p[192 + i / 16] - 256;
+  return half_value(p + 208) * scale * (low + 16 * high - 32);
+}
+
 static void terms(double *scaled, double *min, const unsigned char *row, pkv_wtype type,
                   int64_t i) {
   const int64_t block = test_wtype_block(type), size = test_wtype_block_bytes(type);
@@ -162,6 +223,13 @@ static void terms(double *scaled, double *min, const unsigned char *row, pkv_wty
     return;
   case PKV_WTYPE_F16:
     *scaled = half_value(p);
+    return;
+  case PKV_WTYPE_Q4_K:
+  case PKV_WTYPE_Q5_K:
+    super_terms(scaled, min, p, type, i % 256);
+    return;
+  case PKV_WTYPE_Q6_K:
+    *scaled = six_bit_value(p, i % 256);
     return;
   default:
     *scaled = half_value(p) * code_value(p, type, i % 32);

@@ -350,6 +350,42 @@ static void test_nan_in_weights(void **state) {
     }
 }
 
+/* The same in super-blocks: each of their one or two halves, by the block's number. */
+static void test_nan_in_super_blocks(void **state) {
+  (void)state;
+  static const struct {
+    const char *file, *type;
+    size_t block, halves[2];
+  } cases[] = {{"good_q4_k", "Q4_K", 144, {0, 2}},
+               {"good_q5_k", "Q5_K", 176, {0, 2}},
+               {"good_q6_k", "Q6_K", 210, {208, 208}}};
+  for (size_t i = 0; i < 6; i++) {
+    char path[512], part[128];
+    static unsigned char bytes[1 << 16];
+    pkv_error err = {0};
+    pkv_gguf *gguf = NULL;
+    (void)snprintf(path, sizeof path, PKV_SOURCE_DIR "/fuzz/corpus/model/%s", cases[i / 2].file);
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) fail_msg("%s cannot be opened", path);
+    const size_t size = fread(bytes, 1, sizeof bytes, file);
+    (void)fclose(file);
+    assert_int_equal(open_bytes(bytes, size, 1, &err), PKV_OK);
+    assert_int_equal(pkv_gguf_open_memory(&gguf, bytes, size, NULL, &err), PKV_OK);
+    const unsigned char *data = pkv_gguf_find_tensor(gguf, "blk.0.ffn_up.weight")->data;
+    const size_t at = (size_t)(data - bytes) + 5 * cases[i / 2].block + cases[i / 2].halves[i % 2];
+    pkv_gguf_close(gguf);
+    bytes[at] = 0;
+    bytes[at + 1] = 0x7c;
+    assert_int_equal(open_bytes(bytes, size, 0, &err), PKV_OK);
+    (void)snprintf(part, sizeof part,
+                   "tensor blk.0.ffn_up.weight: block 5 of type %s is not finite",
+                   cases[i / 2].type);
+    const pkv_status status = open_bytes(bytes, size, 1, &err);
+    if (status != PKV_E_FORMAT || strstr(err.text, part) == NULL)
+      fail_msg("%s \"%s\", expected \"%s\"", pkv_status_name(status), err.text, part);
+  }
+}
+
 typedef struct memory_file {
   const unsigned char *bytes;
   size_t size;
@@ -416,6 +452,7 @@ int main(void) {
       cmocka_unit_test(test_vocabulary),
       cmocka_unit_test(test_not_a_whole_model),
       cmocka_unit_test(test_nan_in_weights),
+      cmocka_unit_test(test_nan_in_super_blocks),
       cmocka_unit_test(test_no_memory),
       cmocka_unit_test(test_no_memory_for_text),
   };

@@ -27,16 +27,21 @@ void pkv_dense_rope_adjacent_avx2(float *x, int32_t heads, int32_t head_dim, int
 void pkv_dense_swiglu_avx2(float *y, const float *gate, const float *up, int64_t count);
 void pkv_dense_add_avx2(float *y, const float *x, int64_t count);
 
+/* Bytes of a block: of 32 elements, or of a super-block of 256. */
 PKV_ALWAYS_INLINE int64_t pkv_block_bytes(pkv_wtype type) {
   return type == PKV_WTYPE_Q4_0   ? 18
          : type == PKV_WTYPE_Q4_1 ? 20
          : type == PKV_WTYPE_Q5_0 ? 22
          : type == PKV_WTYPE_Q5_1 ? 24
+         : type == PKV_WTYPE_Q4_K ? 144
+         : type == PKV_WTYPE_Q5_K ? 176
+         : type == PKV_WTYPE_Q6_K ? 210
                                   : 34;
 }
 
 PKV_ALWAYS_INLINE bool pkv_block_has_min(pkv_wtype type) {
-  return type == PKV_WTYPE_Q4_1 || type == PKV_WTYPE_Q5_1;
+  return type == PKV_WTYPE_Q4_1 || type == PKV_WTYPE_Q5_1 || type == PKV_WTYPE_Q4_K ||
+         type == PKV_WTYPE_Q5_K;
 }
 
 /* What is subtracted from the stored codes. */

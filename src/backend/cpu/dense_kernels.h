@@ -10,7 +10,8 @@
 
 #include "backend/backend.h"
 
-#define PKV_QK 32 /* elements of a quantised block; also of a block of 8-bit activations */
+#define PKV_QK    32  /* elements of a quantised block; also of a block of 8-bit activations */
+#define PKV_SUPER 256 /* elements of a super-block: Q4_K, Q5_K, Q6_K */
 
 /* Activations of one call: the floats, and in the 8-bit mode their rounded form. */
 typedef struct pkv_dense_x {

@@ -50,6 +50,12 @@ bool pkv_dense_block(pkv_wtype type, int64_t *elements, int64_t *bytes) {
   case PKV_WTYPE_Q8_0:
     *bytes = 34;
     return true;
+  case PKV_WTYPE_Q4_K:
+  case PKV_WTYPE_Q5_K:
+  case PKV_WTYPE_Q6_K:
+    *elements = PKV_SUPER;
+    *bytes = type == PKV_WTYPE_Q4_K ? 144 : (type == PKV_WTYPE_Q5_K ? 176 : 210);
+    return true;
   }
   return false;
 }

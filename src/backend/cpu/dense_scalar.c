@@ -13,6 +13,7 @@
    in the high ones; bit e of the 32-bit qh is the fifth bit of element e. */
 typedef struct block_values {
   int32_t q[PKV_QK];
+  int32_t s[2]; /* integer scales of the first and last 16 elements: 1 but for Q6_K */
   float d, m;
 } block_values;
 
@@ -31,10 +32,64 @@ static void load_nibbles(int32_t *q, const unsigned char *qs, uint32_t high, int
   }
 }
 
-static void load_block(block_values *out, pkv_wtype type, const unsigned char *src) {
+/*
+ * Part 0..7 of a super-block of Q4_K or Q5_K: d, minimum, twelve bytes of scales, (fifth bits,)
+ * nibbles. Parts 2j and 2j + 1 are the low and the high nibbles of the same 32 bytes; their fifth
+ * bits are bits 2j and 2j + 1 of 32 further ones. The scales and minima of the first four parts are
+ * the low six bits of eight bytes; those of the last four have their low halves in the last four
+ * bytes and two more bits at the top of the first eight.
+ */
+static void load_part(block_values *out, pkv_wtype type, const unsigned char *src, int32_t part) {
+  const unsigned char *six = src + 4;
+  const unsigned char *codes = src + (type == PKV_WTYPE_Q4_K ? 16 : 48) + 32 * (part / 2);
+  const int32_t i = part & 3;
+  uint32_t scale = six[i] & 63u, minimum = six[i + 4] & 63u;
+  if (part >= 4) {
+    scale = (six[i + 8] & 15u) | (uint32_t)(six[i] >> 6) << 4;
+    minimum = (uint32_t)(six[i + 8] >> 4) | (uint32_t)(six[i + 4] >> 6) << 4;
+  }
+  for (int32_t j = 0; j < PKV_QK; j++) {
+    out->q[j] = codes[j] >> 4 * (part & 1) & 15;
+    if (type == PKV_WTYPE_Q5_K) out->q[j] |= (src[16 + j] >> part & 1) << 4;
+  }
+  out->d = pkv_f16_to_f32(load_u16(src)) * (float)scale;
+  out->m = -(pkv_f16_to_f32(load_u16(src + 2)) * (float)minimum);
+}
+
+/*
+ * The same of Q6_K: 128 bytes of low nibbles, 64 of upper pairs of bits, 16 signed scales, d. Each
+ * half of the super-block has 64 bytes of nibbles and 32 of pairs of bits; its four parts are the
+ * two low rows of nibbles, then the two high ones, with the pairs of bits from the lowest up.
+ */
+static void load_part_q6(block_values *out, const unsigned char *src, int32_t part) {
+  const int32_t half = part / 4, quarter = part % 4;
+  const unsigned char *low = src + 64 * half + 32 * (quarter & 1), *high = src + 128 + 32 * half;
+  for (int32_t j = 0; j < PKV_QK; j++) {
+    const int32_t nibble = low[j] >> 4 * (quarter >> 1) & 15;
+    out->q[j] = (nibble | (high[j] >> 2 * quarter & 3) << 4) - 32;
+  }
+  out->s[0] = (int8_t)src[192 + 2 * part];
+  out->s[1] = (int8_t)src[193 + 2 * part];
+  out->d = pkv_f16_to_f32(load_u16(src + 208));
+}
+
+/* Block b of 32 elements of a row. */
+static void load_block(block_values *out, pkv_wtype type, const unsigned char *row, int64_t b) {
+  int64_t elements = 1, bytes = 4;
+  (void)pkv_dense_block(type, &elements, &bytes);
+  const int64_t parts = elements / PKV_QK;
+  const unsigned char *src = row + b / parts * bytes;
   out->d = pkv_f16_to_f32(load_u16(src));
   out->m = 0.0f;
+  out->s[0] = out->s[1] = 1;
   switch (type) {
+  case PKV_WTYPE_Q4_K:
+  case PKV_WTYPE_Q5_K:
+    load_part(out, type, src, (int32_t)(b % parts));
+    break;
+  case PKV_WTYPE_Q6_K:
+    load_part_q6(out, src, (int32_t)(b % parts));
+    break;
   case PKV_WTYPE_Q4_0:
     load_nibbles(out->q, src + 2, 0, 8);
     break;
@@ -57,7 +112,8 @@ static void load_block(block_values *out, pkv_wtype type, const unsigned char *s
 }
 
 static bool has_min(pkv_wtype type) {
-  return type == PKV_WTYPE_Q4_1 || type == PKV_WTYPE_Q5_1;
+  return type == PKV_WTYPE_Q4_1 || type == PKV_WTYPE_Q5_1 || type == PKV_WTYPE_Q4_K ||
+         type == PKV_WTYPE_Q5_K;
 }
 
 static float load_float(const unsigned char *row, pkv_wtype type, int64_t i) {
@@ -81,9 +137,9 @@ static void scalar_dequantize(float *y, const pkv_weight *w, int64_t row, int64_
   const bool with_min = has_min(w->type);
   for (int64_t b = 0; b < count / PKV_QK; b++) {
     block_values v;
-    load_block(&v, w->type, src + (k0 / PKV_QK + b) * bytes);
+    load_block(&v, w->type, src, k0 / PKV_QK + b);
     for (int32_t j = 0; j < PKV_QK; j++) {
-      float f = (float)v.q[j] * v.d;
+      float f = (float)v.q[j] * (v.d * (float)v.s[j / 16]);
       if (with_min) f += v.m;
       y[b * PKV_QK + j] = f * scale;
     }
@@ -120,8 +176,6 @@ static void scalar_tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1,
                            int64_t row1) {
   const pkv_weight *w = &job->p->w;
   const pkv_dense_x *x = job->x;
-  int64_t elements = 1, bytes = 1;
-  (void)pkv_dense_block(w->type, &elements, &bytes);
   const bool with_min = has_min(w->type);
   for (int64_t col = col0; col < col1; col++) {
     const unsigned char *src = (const unsigned char *)w->data + col * w->row_bytes;
@@ -129,11 +183,11 @@ static void scalar_tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1,
       float acc = 0.0f;
       for (int64_t b = 0; b < x->blocks; b++) {
         block_values v;
-        load_block(&v, w->type, src + b * bytes);
+        load_block(&v, w->type, src, b);
         const int8_t *q = x->q + r * x->k + b * PKV_QK;
         int32_t dot = 0;
         for (int32_t j = 0; j < PKV_QK; j++)
-          dot += v.q[j] * q[j];
+          dot += v.q[j] * q[j] * v.s[j / 16];
         const int64_t at = r * x->blocks + b;
         acc = fmaf((float)dot, v.d * x->scale[at], acc);
         if (with_min) acc = fmaf(v.m, x->scaled_sum[at], acc);

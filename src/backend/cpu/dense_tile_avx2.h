@@ -6,7 +6,7 @@
 #ifndef PKV_BACKEND_CPU_DENSE_TILE_AVX2_H
 #define PKV_BACKEND_CPU_DENSE_TILE_AVX2_H
 
-#include "backend/cpu/dense_avx2.h"
+#include "backend/cpu/dense_super_avx2.h"
 
 #define PKV_LANES       8
 #define PKV_TILE        16 /* columns of an unpacked tile */
@@ -17,7 +17,8 @@
    twice the bandwidth on weights beyond the cache. Past the end a prefetch does nothing. */
 PKV_ALWAYS_INLINE void pkv_prefetch_next(pkv_wtype type, const unsigned char *group, int64_t blocks,
                                          int64_t b) {
-  const int64_t bytes = 8 * pkv_block_bytes(type);
+  /* Of a super-block an eighth is a block's share. */
+  const int64_t bytes = (pkv_is_super(type) ? 1 : 8) * pkv_block_bytes(type);
   const uintptr_t at = (uintptr_t)group + (uintptr_t)(bytes * (blocks + b));
   for (int64_t line = 0; line < bytes; line += 64)
     _mm_prefetch((const char *)(at + (uintptr_t)line), _MM_HINT_T0);
@@ -51,45 +52,42 @@ typedef struct pkv_tile {
   _Alignas(
       64) int8_t codes[PKV_TILE_BLOCKS][8][2][32]; /* [block][four of k][half][column][k % 4] */
   _Alignas(64) float d[PKV_TILE_BLOCKS][PKV_TILE], m[PKV_TILE_BLOCKS][PKV_TILE];
+  /* Q6_K: scales of the two halves of a block, each as two equal 16-bit numbers. */
+  _Alignas(64) uint32_t s[PKV_TILE_BLOCKS][2][PKV_TILE];
 } pkv_tile;
 
-/* Eight rows of eight dwords become eight dwords of eight rows. */
-PKV_ALWAYS_INLINE void pkv_transpose8(__m256i v[8]) {
-  __m256i a[8], b[8];
-  for (int i = 0; i < 4; i++) {
-    a[2 * i] = _mm256_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
-    a[2 * i + 1] = _mm256_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
-  }
-  for (int i = 0; i < 2; i++) {
-    b[4 * i] = _mm256_unpacklo_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 1] = _mm256_unpackhi_epi64(a[4 * i], a[4 * i + 2]);
-    b[4 * i + 2] = _mm256_unpacklo_epi64(a[4 * i + 1], a[4 * i + 3]);
-    b[4 * i + 3] = _mm256_unpackhi_epi64(a[4 * i + 1], a[4 * i + 3]);
-  }
-  for (int i = 0; i < 4; i++) {
-    v[i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x20);
-    v[4 + i] = _mm256_permute2x128_si256(b[i], b[4 + i], 0x31);
+PKV_ALWAYS_INLINE void pkv_unpack_pair_scales(pkv_tile *t, const unsigned char *const rows[8],
+                                              int half, int64_t to, int64_t block) {
+  const int64_t at = block / PKV_SUPER_PARTS * pkv_block_bytes(PKV_WTYPE_Q6_K) + 192 +
+                     2 * (block % PKV_SUPER_PARTS);
+  for (int c = 0; c < 8; c++) {
+    for (int i = 0; i < 2; i++) {
+      const uint32_t scale = (uint32_t)(int8_t)rows[c][at + i] & 0xffffu;
+      t->s[to][i][8 * half + c] = scale | scale << 16;
+    }
   }
 }
 
+/* block0 is a multiple of PKV_TILE_BLOCKS, and with it the start of a super-block. */
 PKV_ALWAYS_INLINE void pkv_unpack_tile(pkv_wtype type, pkv_tile *t, const pkv_weight *w,
                                        int64_t col, int64_t col1, int64_t block0, int64_t blocks) {
+  pkv_super_scale super;
   for (int half = 0; half < 2; half++) {
     const unsigned char *rows[8];
     pkv_row_pointers(rows, w, col + 8 * half, col1);
     for (int64_t b = 0; b < blocks; b++) {
-      const int64_t offset = (block0 + b) * pkv_block_bytes(type);
       pkv_prefetch_next(type, rows[0], w->k / PKV_QK, block0 + b);
       __m256i v[8];
       for (int c = 0; c < 8; c++)
-        v[c] = pkv_block_codes(type, rows[c] + offset);
+        v[c] = pkv_row_codes(type, rows[c], block0 + b);
       pkv_transpose8(v);
       for (int g = 0; g < 8; g++)
         _mm256_store_si256((__m256i *)(void *)t->codes[b][g][half], v[g]);
       __m256 d, m;
-      pkv_block_scales(&d, &m, type, rows, offset);
+      pkv_row_scales(&d, &m, &super, type, rows, block0 + b);
       _mm256_store_ps(&t->d[b][8 * half], d);
       if (pkv_block_has_min(type)) _mm256_store_ps(&t->m[b][8 * half], m);
+      if (type == PKV_WTYPE_Q6_K) pkv_unpack_pair_scales(t, rows, half, b, block0 + b);
     }
   }
 }

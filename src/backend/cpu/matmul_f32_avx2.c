@@ -9,7 +9,7 @@
 
 #if defined(__x86_64__)
 
-#include "backend/cpu/dense_avx2.h"
+#include "backend/cpu/dense_super_avx2.h"
 
 #define COLUMNS  8   /* of a tile */
 #define CHUNK    512 /* elements of k dequantised at a time: 16 KiB */
@@ -42,6 +42,36 @@ PKV_ALWAYS_INLINE void dequantize_blocks(pkv_wtype type, float *y, const unsigne
       __m256 v = _mm256_mul_ps(_mm256_cvtepi32_ps(q), d);
       if (pkv_block_has_min(type)) v = _mm256_add_ps(v, m);
       _mm256_storeu_ps(y + b * PKV_QK + 8 * i, scaled(v, factor));
+    }
+  }
+}
+
+/* Blocks [first, first + blocks) of 32 of a row. */
+PKV_ALWAYS_INLINE void dequantize_parts(pkv_wtype type, float *y, const unsigned char *row,
+                                        int64_t first, int64_t blocks, float scale) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  for (int64_t b = first; b < first + blocks; b++) {
+    const unsigned char *super = row + b / PKV_SUPER_PARTS * pkv_block_bytes(type);
+    const int part = (int)(b % PKV_SUPER_PARTS);
+    const float base = pkv_super_d(type, super);
+    float d[2], m = 0.0f;
+    if (type == PKV_WTYPE_Q6_K) {
+      d[0] = base * (float)(int8_t)super[192 + 2 * part];
+      d[1] = base * (float)(int8_t)super[193 + 2 * part];
+    } else {
+      uint64_t scales, minima;
+      pkv_super_six_bits(&scales, &minima, super);
+      d[0] = d[1] = base * (float)(scales >> 8 * part & 63u);
+      m = -(pkv_super_d(type, super + 2) * (float)(minima >> 8 * part & 63u));
+    }
+    _Alignas(32) int8_t codes[PKV_QK];
+    _mm256_store_si256((__m256i *)(void *)codes, pkv_super_codes(type, super, part));
+    for (int i = 0; i < 4; i++) {
+      const __m128i eight = _mm_loadl_epi64((const __m128i *)(const void *)(codes + 8 * i));
+      const __m256 q = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+      __m256 v = _mm256_mul_ps(q, _mm256_set1_ps(d[i / 2]));
+      if (pkv_block_has_min(type)) v = _mm256_add_ps(v, _mm256_set1_ps(m));
+      _mm256_storeu_ps(y + (b - first) * PKV_QK + 8 * i, scaled(v, factor));
     }
   }
 }
@@ -100,6 +130,15 @@ void pkv_dense_dequantize_avx2(float *y, const pkv_weight *w, int64_t row, int64
     break;
   case PKV_WTYPE_Q8_0:
     dequantize_blocks(PKV_WTYPE_Q8_0, y, src + block * 34, blocks, scale);
+    break;
+  case PKV_WTYPE_Q4_K:
+    dequantize_parts(PKV_WTYPE_Q4_K, y, src, block, blocks, scale);
+    break;
+  case PKV_WTYPE_Q5_K:
+    dequantize_parts(PKV_WTYPE_Q5_K, y, src, block, blocks, scale);
+    break;
+  case PKV_WTYPE_Q6_K:
+    dequantize_parts(PKV_WTYPE_Q6_K, y, src, block, blocks, scale);
     break;
   }
 }

@@ -10,7 +10,9 @@
  *
  * No 16-bit sum can overflow: activations lie within +-127; a pair of 4-bit products is at most
  * 2 * 15 * 127 = 3,810, eight pairs 30,480; a pair of 5-bit products 7,874, four pairs 31,496; a
- * pair of 8-bit products 2 * 128 * 127 = 32,512. The limit is 32,767.
+ * pair of 8-bit products 2 * 128 * 127 = 32,512; a pair of signed 6-bit products 2 * 32 * 127 =
+ * 8,128, four pairs 32,512. The limit is 32,767. A block of Q6_K with its scales (+-128) is at most
+ * 32 * 32 * 127 * 128 = 16,646,144: exact as a float too.
  */
 #include "backend/cpu/dense_kernels.h"
 
@@ -116,23 +118,22 @@ PKV_ALWAYS_INLINE __m256 fold(pkv_wtype type, __m256 acc, __m256i dot, __m256 d,
 
 PKV_ALWAYS_INLINE __m256 row_of_columns(pkv_wtype type, const unsigned char *const rows[8],
                                         const pkv_dense_x *x, int64_t row) {
-  const __m256i ones = _mm256_set1_epi16(1);
   const int8_t *q = x->q + row * x->k;
+  pkv_super_scale super;
   __m256 acc = _mm256_setzero_ps();
   for (int64_t b = 0; b < x->blocks; b++) {
-    const int64_t offset = b * pkv_block_bytes(type);
     const __m256i xq = _mm256_loadu_si256((const __m256i *)(const void *)(q + b * PKV_QK));
     pkv_prefetch_next(type, rows[0], x->blocks, b);
     __m256i p[8];
     for (int c = 0; c < 8; c++) {
-      const __m256i w = pkv_block_codes(type, rows[c] + offset);
-      const __m256i pairs = type == PKV_WTYPE_Q8_0
+      const __m256i w = pkv_row_codes(type, rows[c], b);
+      const __m256i pairs = pkv_codes_signed(type)
                                 ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(xq, w))
                                 : _mm256_maddubs_epi16(w, xq);
-      p[c] = _mm256_madd_epi16(pairs, ones);
+      p[c] = _mm256_madd_epi16(pairs, pkv_pair_scales(type, rows[c], b));
     }
     __m256 d, m;
-    pkv_block_scales(&d, &m, type, rows, offset);
+    pkv_row_scales(&d, &m, &super, type, rows, b);
     acc = fold(type, acc, reduce_columns(p), d, m, x, row * x->blocks + b);
   }
   return acc;
@@ -150,13 +151,14 @@ PKV_ALWAYS_INLINE void decode_tile(pkv_wtype type, const pkv_dense_job *job, int
 /* ---- many rows --------------------------------------------------------------------------- */
 
 /* Exact dots of `count` rows and 16 columns over one block of k. */
-PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2],
-                                 const int8_t codes[8][2][32], const int8_t *q, int64_t stride) {
+PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2], const pkv_tile *t,
+                                 int64_t b, const int8_t *q, int64_t stride) {
   const __m256i ones = _mm256_set1_epi16(1);
+  const int8_t(*codes)[2][32] = t->codes[b];
   /* Fours of k whose 16-bit sums still fit. */
-  const int span = type == PKV_WTYPE_Q8_0                             ? 1
-                   : type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1 ? 4
-                                                                      : 8;
+  const int span = type == PKV_WTYPE_Q8_0                                                       ? 1
+                   : type == PKV_WTYPE_Q4_0 || type == PKV_WTYPE_Q4_1 || type == PKV_WTYPE_Q4_K ? 8
+                                                                                                : 4;
   for (int r = 0; r < count; r++)
     dot[r][0] = dot[r][1] = _mm256_setzero_si256();
   for (int g0 = 0; g0 < 8; g0 += span) {
@@ -168,18 +170,21 @@ PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2],
       const __m256i w1 = _mm256_load_si256((const __m256i *)(const void *)codes[g][1]);
       for (int r = 0; r < count; r++) {
         const __m256i x = _mm256_set1_epi32((int32_t)pkv_load_u32(q + r * stride + 4 * g));
-        if (type == PKV_WTYPE_Q8_0) {
-          pairs[r][0] = _mm256_maddubs_epi16(_mm256_abs_epi8(w0), _mm256_sign_epi8(x, w0));
-          pairs[r][1] = _mm256_maddubs_epi16(_mm256_abs_epi8(w1), _mm256_sign_epi8(x, w1));
-        } else {
-          pairs[r][0] = _mm256_add_epi16(pairs[r][0], _mm256_maddubs_epi16(w0, x));
-          pairs[r][1] = _mm256_add_epi16(pairs[r][1], _mm256_maddubs_epi16(w1, x));
-        }
+        const bool sign = pkv_codes_signed(type);
+        const __m256i p0 = sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(w0), _mm256_sign_epi8(x, w0))
+                                : _mm256_maddubs_epi16(w0, x);
+        const __m256i p1 = sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(w1), _mm256_sign_epi8(x, w1))
+                                : _mm256_maddubs_epi16(w1, x);
+        pairs[r][0] = _mm256_add_epi16(pairs[r][0], p0);
+        pairs[r][1] = _mm256_add_epi16(pairs[r][1], p1);
       }
     }
+    __m256i s[2] = {ones, ones};
+    for (int half = 0; type == PKV_WTYPE_Q6_K && half < 2; half++)
+      s[half] = _mm256_load_si256((const __m256i *)(const void *)&t->s[b][g0 / 4][8 * half]);
     for (int r = 0; r < count; r++) {
-      dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(pairs[r][0], ones));
-      dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(pairs[r][1], ones));
+      dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(pairs[r][0], s[0]));
+      dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(pairs[r][1], s[1]));
     }
   }
 }
@@ -195,7 +200,7 @@ PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TIL
   }
   for (int64_t b = 0; b < blocks; b++) {
     __m256i dot[4][2];
-    tile_dots(type, count, dot, t->codes[b], x->q + row * x->k + (block0 + b) * PKV_QK, x->k);
+    tile_dots(type, count, dot, t, b, x->q + row * x->k + (block0 + b) * PKV_QK, x->k);
     for (int r = 0; r < count; r++) {
       const int64_t at = (row + r) * x->blocks + block0 + b;
       for (int half = 0; half < 2; half++) {
@@ -254,6 +259,9 @@ DEFINE_TILE(tile_q4_1, PKV_WTYPE_Q4_1)
 DEFINE_TILE(tile_q5_0, PKV_WTYPE_Q5_0)
 DEFINE_TILE(tile_q5_1, PKV_WTYPE_Q5_1)
 DEFINE_TILE(tile_q8_0, PKV_WTYPE_Q8_0)
+DEFINE_TILE(tile_q4_k, PKV_WTYPE_Q4_K)
+DEFINE_TILE(tile_q5_k, PKV_WTYPE_Q5_K)
+DEFINE_TILE(tile_q6_k, PKV_WTYPE_Q6_K)
 
 void pkv_dense_tile_i8_avx2(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
                             int64_t row1) {
@@ -269,6 +277,15 @@ void pkv_dense_tile_i8_avx2(const pkv_dense_job *job, int64_t col0, int64_t col1
     break;
   case PKV_WTYPE_Q5_1:
     tile_q5_1(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q4_K:
+    tile_q4_k(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q5_K:
+    tile_q5_k(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q6_K:
+    tile_q6_k(job, col0, col1, row0, row1);
     break;
   default:
     tile_q8_0(job, col0, col1, row0, row1);

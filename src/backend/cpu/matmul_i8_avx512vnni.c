@@ -119,10 +119,13 @@ DEFINE_TILE(tile_q4_1, PKV_WTYPE_Q4_1)
 DEFINE_TILE(tile_q5_0, PKV_WTYPE_Q5_0)
 DEFINE_TILE(tile_q5_1, PKV_WTYPE_Q5_1)
 DEFINE_TILE(tile_q8_0, PKV_WTYPE_Q8_0)
+DEFINE_TILE(tile_q4_k, PKV_WTYPE_Q4_K)
+DEFINE_TILE(tile_q5_k, PKV_WTYPE_Q5_K)
 
 static void tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
                     int64_t row1) {
-  if (row1 - row0 == 1) {
+  /* Q6_K has a scale for each 16 elements, which the AVX2 file applies for nothing. */
+  if (row1 - row0 == 1 || job->p->w.type == PKV_WTYPE_Q6_K) {
     pkv_dense_tile_i8_avx2(job, col0, col1, row0, row1);
     return;
   }
@@ -138,6 +141,12 @@ static void tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_
     break;
   case PKV_WTYPE_Q5_1:
     tile_q5_1(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q4_K:
+    tile_q4_k(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q5_K:
+    tile_q5_k(job, col0, col1, row0, row1);
     break;
   default:
     tile_q8_0(job, col0, col1, row0, row1);
