@@ -37,6 +37,10 @@ typedef struct pkv_cuda_decode_ops {
   int32_t head_dim; /* of the states in slots */
 } pkv_cuda_decode_ops;
 
+/* merge.cu: the seed's merge (grid of x merges, threads 128), the paths of route shared. */
+const void *pkv_cuda_merge_kernel(int32_t head_dim);
+const void *pkv_cuda_paths_kernel(int32_t head_dim);
+
 /* Route shared: all launches of a layer. */
 typedef struct pkv_cuda_shared_ops {
   /* dependent: the first launch may begin before the kernel ahead of it has ended. */

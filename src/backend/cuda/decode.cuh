@@ -373,22 +373,4 @@ __global__ void __launch_bounds__(PKV_THREADS,
                        p.cache.kv_heads, rows);
 }
 
-/* The seed's second launch: grid (merges, tiles of query rows). */
-template <int HD>
-__global__ void __launch_bounds__(PKV_THREADS)
-    pkv_cuda_merge(const __grid_constant__ pkv_cuda_decode_params p) {
-  pkv_grid_wait();
-  pkv_grid_release();
-  const pkv_plan_merge to = p.merges[blockIdx.x];
-  const int tile = blockIdx.y, rows = min(p.tile_rows, p.q_len * p.group - tile * p.tile_rows);
-  if (to.count > 0 && p.fused_merge) return; /* its last task has merged it */
-  if (to.count > 0) {
-    pkv_fold_slots<HD>(p, to.row, to.kv_head, tile, to.first_slot, to.count, p.slot_stride, rows);
-    return;
-  }
-  for (int i = threadIdx.x; i < rows * (HD / 4); i += PKV_THREADS)
-    pkv_item_store(p, to.row, to.kv_head, tile * p.tile_rows + i / (HD / 4), i % (HD / 4) * 4,
-                   pkv_item_neutral());
-}
-
 #endif

@@ -23,7 +23,7 @@ static const void *pkv_decode_kernel_of(pkv_cuda_kernel kernel, int32_t tile_row
   case PKV_CUDA_DECODE_ITEMS:
     return (const void *)pkv_cuda_decode_items<K, HD>;
   default:
-    return (const void *)pkv_cuda_merge<HD>;
+    return pkv_cuda_merge_kernel(HD);
   }
 }
 

@@ -54,7 +54,7 @@ static cudaError_t pkv_shared_launch(const pkv_cuda_shared_params *s, int32_t de
     e = pkv_shared_one((const void *)pkv_cuda_private<K, HD>, dim3(2 * (unsigned)s->parts, tiles),
                        PKV_THREADS, pkv_private_shared_bytes<K, HD>(p->stages), 1, s, stream);
   if (e == cudaSuccess)
-    e = pkv_shared_one((const void *)pkv_cuda_fold_paths<HD>,
+    e = pkv_shared_one(pkv_cuda_paths_kernel(HD),
                        dim3((unsigned)p->rows, (unsigned)p->cache.kv_heads), PKV_THREADS, 0, 1, s,
                        stream);
   return e;
