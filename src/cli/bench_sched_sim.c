@@ -40,8 +40,8 @@ static int64_t sim_clock(void *ctx) {
   return (int64_t)(s->now * 1e9);
 }
 
-/* What the policy sees. It does not know which tokens are shared: the chain, or else whatever is
-   unique, stands for the shared ones. */
+/* What the policy sees. How many tokens a batch yet to be shares is not told: at least its chain,
+   and those that are shared now. */
 static double sim_cost(void *ctx, const pkv_sched_batch *batch) {
   const sim *const s = ctx;
   const double mean = s->row_count > 0 ? (double)s->generated / s->row_count : 0;
@@ -50,7 +50,7 @@ static double sim_cost(void *ctx, const pkv_sched_batch *batch) {
       .rows = batch->rows,
       .total = (double)batch->total_tokens + answers,
       .unique = (double)batch->unique_tokens + answers,
-      .shared = (double)(batch->chain_tokens > 0 ? batch->chain_tokens : batch->unique_tokens),
+      .shared = fmax((double)batch->chain_tokens, (double)s->chunks.shared),
   };
   return sched_decode_s(s->o->device, s->o->shape, s->o->route, &load);
 }
