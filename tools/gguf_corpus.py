@@ -65,6 +65,13 @@ def good():
                   array("tokenizer.ggml.token_type", I32, [3, 1, 1, 1]),
                   array("tokenizer.ggml.merges", STRING, ["a b"]),
                   key("tokenizer.ggml.eos_token_id", U32, 0)]
+    spaced = ["<unk>", "<s>", "<0x0A>", "\u2581", "a", "\u2581a", "ab", "\n\n"]
+    scores = [arch, key("tokenizer.ggml.model", STRING, "llama"),
+              array("tokenizer.ggml.tokens", STRING, spaced),
+              array("tokenizer.ggml.scores", F32, [0.0, 0.0, 0.0, -9.0, -8.0, -1.0, -2.0, -3.0]),
+              array("tokenizer.ggml.token_type", I32, [2, 3, 6, 1, 1, 1, 1, 4]),
+              key("tokenizer.ggml.bos_token_id", U32, 1),
+              key("tokenizer.ggml.unknown_token_id", U32, 0)]
     blocks = [("q4_0", 2, 18), ("q4_1", 3, 20), ("q8_0", 8, 34)]
     mixed = [tensor("f", [4, 3], 0, 0), tensor("scalar", [], 0, 64),
              tensor("late", [32, 2], 8, 256), tensor("early", [32], 2, 128)]
@@ -72,6 +79,7 @@ def good():
     yield "every_type", file(every)
     yield "lists", file(lists)
     yield "vocabulary", file(vocabulary)
+    yield "scores", file(scores)
     yield "version_2", file([arch], version=2)
     yield "one_float", file([arch], [tensor("t", [4], 0, 0)], 16)
     yield "scalar", file([], [tensor("t", [], 0, 0)], 4)

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "model/tokenizer_merges.h"
+#include "model/tokenizer_pieces.h"
 #include "model/tokenizer_special.h"
 #include "model/tokenizer_split.h"
 #include "pkv/engine.h"
@@ -16,8 +17,10 @@ struct pkv_tokenizer {
   pkv_allocator allocator;
   pkv_vocab vocab;
   pkv_merges merges;
-  pkv_specials specials; /* borrows vocab */
-  pkv_splitter *splitter;
+  pkv_specials specials;  /* borrows vocab */
+  pkv_splitter *splitter; /* NULL: by_score */
+  pkv_pieces pieces;      /* of a tokenizer by_score, which has no merges */
+  bool by_score, space_prefix;
   bool whole_words, add_bos, add_eos;
   int32_t bos, eos;
   int32_t ends[MAX_ENDS];
@@ -30,13 +33,22 @@ struct pkv_tokenizer {
  * Creation
  * ------------------------------------------------------------------------------------------ */
 
+static pkv_status choose_model(bool *by_score, const pkv_gguf *gguf, pkv_error *err) {
+  char text[PKV_GGUF_QUOTE_BYTES];
+  pkv_span model = {NULL, 0};
+  PKV_TRY(pkv_gguf_get_string(&model, gguf, "tokenizer.ggml.model", true, err));
+  *by_score = model.size == 5 && memcmp(model.data, "llama", 5) == 0;
+  PKV_CHECK(err, *by_score || (model.size == 4 && memcmp(model.data, "gpt2", 4) == 0),
+            PKV_E_UNSUPPORTED,
+            "tokenizer.ggml.model is '%s', supported are 'gpt2' (byte-level BPE) and 'llama' "
+            "(SentencePiece's, by scores)",
+            pkv_gguf_quote(text, model));
+  return PKV_OK;
+}
+
 static pkv_status choose_rule(const pkv_split_rule **rule, const pkv_gguf *gguf, pkv_error *err) {
   char text[PKV_GGUF_QUOTE_BYTES];
-  pkv_span model = {NULL, 0}, pre = {NULL, 0};
-  PKV_TRY(pkv_gguf_get_string(&model, gguf, "tokenizer.ggml.model", true, err));
-  PKV_CHECK(err, model.size == 4 && memcmp(model.data, "gpt2", 4) == 0, PKV_E_UNSUPPORTED,
-            "tokenizer.ggml.model is '%s', only 'gpt2' (byte-level BPE) is supported",
-            pkv_gguf_quote(text, model));
+  pkv_span pre = {NULL, 0};
   PKV_TRY(pkv_gguf_get_string(&pre, gguf, "tokenizer.ggml.pre", false, err));
   PKV_CHECK(err, pre.data != NULL, PKV_E_UNSUPPORTED,
             "tokenizer.ggml.pre is missing: how to split text into words is not known");
@@ -82,11 +94,11 @@ static pkv_status load_ends(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *e
   return PKV_OK;
 }
 
-static pkv_status load_ids(pkv_tokenizer *t, const pkv_gguf *gguf, const pkv_split_rule *rule,
+static pkv_status load_ids(pkv_tokenizer *t, const pkv_gguf *gguf, bool bos_by_default,
                            pkv_error *err) {
   PKV_TRY(get_id(&t->bos, t, gguf, "tokenizer.ggml.bos_token_id", err));
   PKV_TRY(get_id(&t->eos, t, gguf, "tokenizer.ggml.eos_token_id", err));
-  t->add_bos = rule->bos_by_default && t->bos >= 0;
+  t->add_bos = bos_by_default && t->bos >= 0;
   PKV_TRY(pkv_gguf_get_bool(&t->add_bos, gguf, "tokenizer.ggml.add_bos_token", false, err));
   PKV_TRY(pkv_gguf_get_bool(&t->add_eos, gguf, "tokenizer.ggml.add_eos_token", false, err));
   PKV_CHECK(err, !t->add_bos || t->bos >= 0, PKV_E_FORMAT,
@@ -112,14 +124,25 @@ static pkv_status load_replacement(pkv_tokenizer *t, pkv_error *err) {
   return status;
 }
 
+static pkv_status load_by_score(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
+  PKV_TRY(pkv_vocab_load(&t->vocab, PKV_SPELLING_SPACES, gguf, &t->allocator, err));
+  PKV_TRY(pkv_pieces_load(&t->pieces, &t->vocab, gguf, err));
+  PKV_TRY(pkv_specials_build(&t->specials, &t->vocab, err));
+  t->space_prefix = true;
+  PKV_TRY(pkv_gguf_get_bool(&t->space_prefix, gguf, "tokenizer.ggml.add_space_prefix", false, err));
+  return load_ids(t, gguf, true, err);
+}
+
 static pkv_status load(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
   const pkv_split_rule *rule = NULL;
+  PKV_TRY(choose_model(&t->by_score, gguf, err));
+  if (t->by_score) return load_by_score(t, gguf, err);
   PKV_TRY(choose_rule(&rule, gguf, err));
   t->whole_words = rule->whole_words;
-  PKV_TRY(pkv_vocab_load(&t->vocab, gguf, &t->allocator, err));
+  PKV_TRY(pkv_vocab_load(&t->vocab, PKV_SPELLING_BYTES, gguf, &t->allocator, err));
   PKV_TRY(pkv_merges_load(&t->merges, &t->vocab, gguf, err));
   PKV_TRY(pkv_specials_build(&t->specials, &t->vocab, err));
-  PKV_TRY(load_ids(t, gguf, rule, err));
+  PKV_TRY(load_ids(t, gguf, rule->bos_by_default, err));
   PKV_TRY(load_replacement(t, err));
   return pkv_splitter_create(&t->splitter, rule, true, &t->allocator, err);
 }
@@ -144,6 +167,7 @@ void pkv_tokenizer_destroy(pkv_tokenizer *t) {
   if (t == NULL) return;
   pkv_splitter_destroy(t->splitter);
   if (t->specials.ids != NULL) pkv_specials_deinit(&t->specials);
+  pkv_pieces_deinit(&t->pieces);
   if (t->merges.slots != NULL) pkv_merges_deinit(&t->merges);
   if (t->vocab.bytes != NULL) pkv_vocab_deinit(&t->vocab);
   const pkv_allocator a = t->allocator;
@@ -218,6 +242,7 @@ typedef struct encoder {
   pkv_token_sink sink;
   pkv_split_cursor *cursor;
   pkv_merge_scratch scratch;
+  pkv_pieces_scratch by_score;
   const char *text; /* the pieces, joined */
   size_t bytes;
   const pkv_text_piece *pieces;
@@ -258,6 +283,10 @@ static pkv_status encode_word(encoder *e, const char *word, size_t bytes, pkv_er
 /* Text without special tokens in it. */
 static pkv_status encode_plain(encoder *e, size_t from, size_t to, pkv_error *err) {
   if (from == to) return PKV_OK;
+  /* A run starts the text or follows a special token: either way it gets its space. */
+  if (e->t->by_score)
+    return pkv_pieces_encode(&e->sink, &e->by_score, &e->t->pieces, &e->t->vocab, e->text + from,
+                             to - from, e->t->space_prefix, err);
   pkv_split_cursor_reset(e->cursor, e->text + from, to - from);
   for (;;) {
     size_t start, bytes;
@@ -297,6 +326,12 @@ static pkv_status encode_text(encoder *e, bool add_bos, bool add_eos, pkv_error 
 }
 
 static pkv_status encode(encoder *e, bool add_bos, bool add_eos, pkv_error *err) {
+  if (e->t->by_score) {
+    pkv_pieces_scratch_init(&e->by_score, &e->t->allocator);
+    const pkv_status status = encode_text(e, add_bos, add_eos, err);
+    pkv_pieces_scratch_deinit(&e->by_score);
+    return status;
+  }
   PKV_TRY(pkv_split_cursor_create(&e->cursor, e->t->splitter, err));
   pkv_merge_scratch_init(&e->scratch, &e->t->allocator);
   const pkv_status status = encode_text(e, add_bos, add_eos, err);

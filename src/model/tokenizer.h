@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Byte-level BPE from a GGUF file: vocabulary, merges, control tokens, pre-tokenizer split.
+ * Byte-level BPE and SentencePiece's tokenizer by scores, from a GGUF file: vocabulary, merges or
+ * scores, control tokens, pre-tokenizer split.
  *
  * What a file must say: tokenizer.ggml.model "gpt2", a known tokenizer.ggml.pre (an unknown or
  * missing one is refused: a wrong split gives wrong tokens silently), tokens, merges. token_type
- * may be missing: all tokens are then ordinary.
+ * may be missing: all tokens are then ordinary. Or model "llama": tokens, scores; pre is not read,
+ * since nothing is split before the scores decide. There add_space_prefix (true unless the file
+ * says otherwise) puts a space before the text and before what follows a special token, and a
+ * character without a token becomes its bytes' tokens (<0x0A>).
  *
  * Control tokens never come out of ordinary text: not by merges, not by the rule that a word of the
  * vocabulary is its token. User-defined tokens are text, and are cut out of every text.

@@ -153,7 +153,7 @@ void pkv_merge_scratch_deinit(pkv_merge_scratch *s) {
  * Room for a word of n bytes. The heap starts with at most n - 1 pairs, and each of at most n - 1
  * merges takes one away and adds two: never more than 2n at once.
  */
-static pkv_status reserve(pkv_merge_scratch *s, size_t n, pkv_error *err) {
+pkv_status pkv_merge_scratch_reserve(pkv_merge_scratch *s, size_t n, pkv_error *err) {
   if (n <= s->symbol_capacity) return PKV_OK;
   size_t capacity = s->symbol_capacity * 2 > n ? s->symbol_capacity * 2 : n;
   if (capacity < 64) capacity = 64;
@@ -174,7 +174,7 @@ static pkv_status reserve(pkv_merge_scratch *s, size_t n, pkv_error *err) {
  * mean "lowest rank, then leftmost".
  * ------------------------------------------------------------------------------------------ */
 
-static void heap_push(pkv_merge_scratch *s, uint64_t key) {
+void pkv_merge_heap_push(pkv_merge_scratch *s, uint64_t key) {
   PKV_ASSERT(s->heap_size < s->heap_capacity);
   size_t i = s->heap_size++;
   while (i > 0) {
@@ -186,7 +186,7 @@ static void heap_push(pkv_merge_scratch *s, uint64_t key) {
   s->heap[i] = key;
 }
 
-static uint64_t heap_pop(pkv_merge_scratch *s) {
+uint64_t pkv_merge_heap_pop(pkv_merge_scratch *s) {
   const uint64_t top = s->heap[0];
   const uint64_t key = s->heap[--s->heap_size];
   size_t i = 0;
@@ -211,12 +211,12 @@ static void push_pair(pkv_merge_scratch *s, const pkv_merges *m, uint32_t left, 
   const int32_t a = s->symbols[left].id, b = s->symbols[right].id;
   if (a < 0 || b < 0) return;
   const int32_t rank = pkv_merges_rank(m, a, b);
-  if (rank >= 0) heap_push(s, (uint64_t)(uint32_t)rank << 32 | left);
+  if (rank >= 0) pkv_merge_heap_push(s, (uint64_t)(uint32_t)rank << 32 | left);
 }
 
 static void merge_all(pkv_merge_scratch *s, const pkv_merges *m) {
   while (s->heap_size > 0) {
-    const uint64_t key = heap_pop(s);
+    const uint64_t key = pkv_merge_heap_pop(s);
     const pkv_merge *merge = &m->list[key >> 32];
     const uint32_t left = (uint32_t)key;
     pkv_merge_symbol *a = &s->symbols[left];
@@ -239,7 +239,7 @@ pkv_status pkv_merge_word(pkv_token_sink *sink, pkv_merge_scratch *s, const pkv_
   if (bytes == 0) return PKV_OK;
   PKV_CHECK(err, bytes <= PKV_MERGE_MAX_WORD, PKV_E_LIMIT,
             "a word of %zu bytes, at most %u are allowed", bytes, PKV_MERGE_MAX_WORD);
-  PKV_TRY(reserve(s, bytes, err));
+  PKV_TRY(pkv_merge_scratch_reserve(s, bytes, err));
   const uint32_t n = (uint32_t)bytes;
   for (uint32_t i = 0; i < n; i++) {
     const int32_t id = vocab->byte_token[(unsigned char)word[i]];

@@ -74,6 +74,12 @@ typedef struct pkv_merge_scratch {
 
 void pkv_merge_scratch_init(pkv_merge_scratch *s, const pkv_allocator *allocator);
 void pkv_merge_scratch_deinit(pkv_merge_scratch *s);
+/* Room for a word of n symbols: n symbols, and a heap of 2n, which holds n - 1 first pairs and of
+   each merge one gone and two new ones. Contents are lost. */
+pkv_status pkv_merge_scratch_reserve(pkv_merge_scratch *s, size_t n, pkv_error *err);
+/* Smallest key first: priority << 32 | left symbol means "best, then leftmost". */
+void pkv_merge_heap_push(pkv_merge_scratch *s, uint64_t key);
+uint64_t pkv_merge_heap_pop(pkv_merge_scratch *s); /* heap_size > 0 */
 
 /*
  * Merges one word and puts its tokens. A byte for which the vocabulary has no token becomes the

@@ -114,8 +114,10 @@ static pkv_status table_create(pkv_vocab *v, pkv_error *err) {
   return PKV_OK;
 }
 
-static bool is_text(uint8_t type) {
-  return type == PKV_TOKEN_NORMAL || type == PKV_TOKEN_UNDEFINED || type == PKV_TOKEN_BYTE;
+static bool is_text(const pkv_vocab *v, int32_t id) {
+  const uint8_t type = v->type[id];
+  return type == PKV_TOKEN_NORMAL || type == PKV_TOKEN_UNDEFINED ||
+         (type == PKV_TOKEN_BYTE && v->spelling == PKV_SPELLING_BYTES);
 }
 
 /*
@@ -124,7 +126,7 @@ static bool is_text(uint8_t type) {
  */
 static pkv_status table_fill(pkv_vocab *v, bool user, pkv_error *err) {
   for (int32_t id = 0; id < v->size; id++) {
-    const bool wanted = user ? v->type[id] == PKV_TOKEN_USER : is_text(v->type[id]);
+    const bool wanted = user ? v->type[id] == PKV_TOKEN_USER : is_text(v, id);
     const pkv_span piece = pkv_vocab_piece(v, id);
     if (!wanted || piece.size == 0) continue;
     const uint32_t hash = piece_hash(piece.data, piece.size);
@@ -135,7 +137,8 @@ static pkv_status table_fill(pkv_vocab *v, bool user, pkv_error *err) {
                       slot->id, id, piece.size);
     }
     *slot = (pkv_vocab_slot){hash, id};
-    if (piece.size == 1) v->byte_token[(unsigned char)piece.data[0]] = id;
+    if (piece.size == 1 && v->spelling == PKV_SPELLING_BYTES)
+      v->byte_token[(unsigned char)piece.data[0]] = id;
   }
   return PKV_OK;
 }
@@ -191,6 +194,57 @@ static pkv_status allocate(pkv_vocab *v, size_t text_bytes, pkv_error *err) {
   return PKV_OK;
 }
 
+static int32_t hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* The byte that <0x0A> means, -1 for all other texts. */
+static int32_t byte_of(pkv_span piece) {
+  if (piece.size != 6 || memcmp(piece.data, "<0x", 3) != 0 || piece.data[5] != '>') return -1;
+  const int32_t high = hex_digit(piece.data[3]), low = hex_digit(piece.data[4]);
+  return high < 0 || low < 0 ? -1 : 16 * high + low;
+}
+
+size_t pkv_vocab_put_spaces(char *out, const char *text, size_t count) {
+  size_t written = 0;
+  for (size_t i = 0; i < count;) {
+    const bool space = count - i >= 3 && memcmp(text + i, "\xe2\x96\x81", 3) == 0;
+    out[written++] = space ? ' ' : text[i];
+    i += space ? 3 : 1;
+  }
+  return written;
+}
+
+/* As load_pieces, for PKV_SPELLING_SPACES. */
+static pkv_status load_spaced_pieces(pkv_vocab *v, pkv_string_walk walk, pkv_error *err) {
+  char text[PKV_GGUF_QUOTE_BYTES];
+  uint32_t at = 0;
+  for (int32_t id = 0; id < v->size; id++) {
+    const pkv_span piece = pkv_string_walk_next(&walk);
+    v->offset[id] = at;
+    if (v->type[id] == PKV_TOKEN_BYTE) {
+      const int32_t byte = byte_of(piece);
+      PKV_CHECK(err, byte >= 0, PKV_E_FORMAT,
+                KEY_TOKENS "[%d] is '%s', but a byte token by its type: those are <0x00> .. <0xFF>",
+                id, pkv_gguf_quote(text, piece));
+      PKV_CHECK(err, v->byte_token[byte] < 0, PKV_E_FORMAT,
+                KEY_TOKENS "[%d] and [%d] are both byte 0x%02x", v->byte_token[byte], id,
+                (unsigned)byte);
+      v->byte_token[byte] = id;
+      v->bytes[at++] = (char)(unsigned char)byte;
+    } else if (is_text(v, id)) {
+      at += (uint32_t)pkv_vocab_put_spaces(v->bytes + at, piece.data, piece.size);
+    } else {
+      memcpy(v->bytes + at, piece.data, piece.size);
+      at += (uint32_t)piece.size;
+    }
+  }
+  v->offset[v->size] = at;
+  return PKV_OK;
+}
+
 /* Fills bytes and offset. An ordinary piece outside the byte alphabet stands for its own
    characters; no text can become it, so it counts as unused. */
 static void load_pieces(pkv_vocab *v, pkv_string_walk walk) {
@@ -199,7 +253,7 @@ static void load_pieces(pkv_vocab *v, pkv_string_walk walk) {
     const pkv_span piece = pkv_string_walk_next(&walk);
     v->offset[id] = at;
     int64_t count = -1;
-    if (is_text(v->type[id])) {
+    if (is_text(v, id)) {
       count = pkv_vocab_decode(v->bytes + at, piece.data, piece.size);
       if (count < 0) v->type[id] = PKV_TOKEN_UNUSED;
     }
@@ -217,14 +271,19 @@ static pkv_status load(pkv_vocab *v, size_t text_bytes, const pkv_gguf *gguf, pk
   PKV_TRY(allocate(v, text_bytes, err));
   PKV_TRY(load_types(v, gguf, err));
   PKV_TRY(table_create(v, err));
+  if (v->spelling == PKV_SPELLING_SPACES) {
+    PKV_TRY(load_spaced_pieces(v, walk, err));
+    return table_fill(v, false, err);
+  }
   load_pieces(v, walk);
   PKV_TRY(table_fill(v, false, err));
   return table_fill(v, true, err);
 }
 
-pkv_status pkv_vocab_load(pkv_vocab *v, const pkv_gguf *gguf, const pkv_allocator *allocator,
-                          pkv_error *err) {
+pkv_status pkv_vocab_load(pkv_vocab *v, pkv_spelling spelling, const pkv_gguf *gguf,
+                          const pkv_allocator *allocator, pkv_error *err) {
   memset(v, 0, sizeof *v);
+  v->spelling = spelling;
   v->allocator = pkv_allocator_or_default(allocator);
   for (int i = 0; i < 256; i++)
     v->byte_token[i] = -1;

@@ -399,7 +399,7 @@ static void test_sink_counts_beyond_32_bits(void **state) {
                    PKV_OK);
   pkv_vocab vocab;
   pkv_merges merges;
-  assert_int_equal(pkv_vocab_load(&vocab, gguf, NULL, NULL), PKV_OK);
+  assert_int_equal(pkv_vocab_load(&vocab, PKV_SPELLING_BYTES, gguf, NULL, NULL), PKV_OK);
   assert_int_equal(pkv_merges_load(&merges, &vocab, gguf, NULL), PKV_OK);
   pkv_merge_scratch scratch;
   pkv_merge_scratch_init(&scratch, NULL);

@@ -49,7 +49,7 @@ static void test_models_and_rules(void **state) {
   vocab_build_init(&v, NULL);
   refused(&v, PKV_E_UNSUPPORTED, "tokenizer.ggml.pre is missing");
 
-  static const char *const models[] = {"llama", "gpt", "gpt22", ""};
+  static const char *const models[] = {"llama2", "gpt", "gpt22", ""};
   for (size_t i = 0; i < 4; i++) {
     memset(&v, 0, sizeof v);
     vocab_build_init(&v, NULL);
