@@ -101,7 +101,8 @@ function(pkv_command target)
     pkv_isa_flags(${target} ${sources})
     set_target_properties(${target} PROPERTIES OUTPUT_NAME pkv)
     target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
-    target_link_libraries(${target} PRIVATE pkv_flags pkv_engine pkv PkgConfig::JANSSON)
+    target_link_libraries(${target} PRIVATE pkv_flags pkv_engine pkv PkgConfig::JANSSON
+      PkgConfig::MICROHTTPD)
   endif()
 endfunction()
 

@@ -11,7 +11,7 @@
 #include "cli/commands.h"
 #include "cli/demo_requests.h"
 #include "cli/terminal.h"
-#include "cli/text_stream.h"
+#include "server/text_stream.h"
 
 #define ANSWER_BYTES ((size_t)1 << 20)
 #define INDENT       4

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "cli/commands.h"
 #include "cli/prompt_text.h"
-#include "cli/text_stream.h"
+#include "server/text_stream.h"
 
 typedef struct run_options {
   const char *model, *prompt, *file, *system;

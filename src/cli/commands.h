@@ -12,6 +12,7 @@ extern const pkv_command pkv_command_bench_sched;
 extern const pkv_command pkv_command_doctor;
 extern const pkv_command pkv_command_inspect;
 extern const pkv_command pkv_command_run;
+extern const pkv_command pkv_command_serve;
 extern const pkv_command pkv_command_tokenize;
 
 #endif

@@ -17,6 +17,7 @@
 /* clang-format off */
 const pkv_command *const pkv_commands[] = {
     &pkv_command_run,
+    &pkv_command_serve,
     &pkv_command_demo,
     &pkv_command_inspect,
     &pkv_command_tokenize,

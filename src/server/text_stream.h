@@ -4,8 +4,8 @@
  * bytes that can never be part of one come out as U+FFFD. What a stream has written in pieces is
  * what it would have written at once.
  */
-#ifndef PKV_CLI_TEXT_STREAM_H
-#define PKV_CLI_TEXT_STREAM_H
+#ifndef PKV_SERVER_TEXT_STREAM_H
+#define PKV_SERVER_TEXT_STREAM_H
 
 #include "base/text.h"
 #include "pkv/engine.h"

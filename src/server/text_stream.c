@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "cli/text_stream.h"
+#include "server/text_stream.h"
 
 #include <string.h>
 

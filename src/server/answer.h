@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The text of one answer: whole characters, ended by stop strings also where these span tokens.
+ * Text that may be the beginning of a stop string is held back until that is decided.
+ */
+#ifndef PKV_SERVER_ANSWER_H
+#define PKV_SERVER_ANSWER_H
+
+#include "server/text_stream.h"
+
+#define PKV_MAX_STOPS  16
+#define PKV_STOP_BYTES 256
+/* An answer ends with an error beyond this. */
+#define PKV_ANSWER_BYTES ((size_t)16 << 20)
+
+typedef struct pkv_stops {
+  int32_t count;
+  char text[PKV_MAX_STOPS][PKV_STOP_BYTES + 1]; /* none is empty */
+} pkv_stops;
+
+typedef struct pkv_answer {
+  pkv_text_stream stream;
+  size_t taken, ready; /* bytes handed out; bytes that may be */
+  bool stopped;        /* a stop string came: `ready` is the end */
+} pkv_answer;
+
+void pkv_answer_init(pkv_answer *answer, const pkv_model *model);
+void pkv_answer_deinit(pkv_answer *answer);
+/* Adds a token. After `stopped` is set, nothing more is added. */
+pkv_status pkv_answer_token(pkv_answer *answer, const pkv_stops *stops, int32_t token,
+                            pkv_error *err);
+/* Nothing more comes: all text is ready. */
+pkv_status pkv_answer_end(pkv_answer *answer, const pkv_stops *stops, pkv_error *err);
+/* What has become ready since the last call; valid until the answer changes. */
+const char *pkv_answer_take(pkv_answer *answer, size_t *bytes);
+
+#endif

@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A prompt as the list of its tokens, from text or from a conversation. */
+#ifndef PKV_SERVER_TOKEN_LIST_H
+#define PKV_SERVER_TOKEN_LIST_H
+
+#include "pkv/engine.h"
+
+typedef struct pkv_tokens {
+  int32_t *ids;
+  size_t count;
+} pkv_tokens;
+
+/* Tokens of plain text; flags as in pkv_tokenize. */
+pkv_status pkv_tokens_from_text(pkv_tokens *out, const pkv_model *model, const char *text,
+                                size_t bytes, uint32_t flags, pkv_error *err);
+/* Tokens of a conversation that ends with the opening of an answer. */
+pkv_status pkv_tokens_from_chat(pkv_tokens *out, const pkv_model *model,
+                                const pkv_message *messages, size_t count, pkv_error *err);
+void pkv_tokens_free(pkv_tokens *tokens);
+
+#endif

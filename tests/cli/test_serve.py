@@ -1,0 +1,482 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pkv serve` over 127.0.0.1: answers, streams, refusals, limits, hang-ups, the end.
+
+usage: test_serve.py PKV MODEL   (tests that need the model are skipped, and counted, without it)
+"""
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+PKV, MODEL = sys.argv[1], sys.argv[2]
+HAVE_MODEL = os.access(MODEL, os.R_OK)
+LIMIT_S = 300
+ARGS = ["--ctx", "512", "--cache", "4096", "--requests", "8", "--header-timeout", "2",
+        "--body-timeout", "2", "--idle-timeout", "3", "--max-body", "65536"]
+
+
+class Server:
+    """One running server; what it wrote to stderr is checked at the end."""
+
+    def __init__(self, *args):
+        self.process = subprocess.Popen([PKV, "serve", MODEL, "--port", "0", *args],
+                                        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+        line = self.process.stderr.readline().decode()
+        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)$", line.strip())
+        if not found:
+            self.process.kill()
+            raise AssertionError(line + self.process.stderr.read().decode())
+        self.port = int(found[1])
+
+    def end(self, number=signal.SIGTERM):
+        """(exit code, rest of stderr)"""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        err = self.process.communicate(timeout=LIMIT_S)[1].decode()
+        return self.process.returncode, err
+
+    def connect(self):
+        return socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
+
+    def request(self, method, path, body=None, headers=None):
+        """(status, headers, body) of one request on a connection of its own."""
+        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
+        try:
+            link.request(method, path, body, headers or {})
+            answer = link.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read()
+        finally:
+            link.close()
+
+    def post(self, path, fields):
+        status, _, body = self.request("POST", path, json.dumps(fields))
+        return status, json.loads(body)
+
+    def events(self, path, fields):
+        """The events of a stream, [DONE] included."""
+        status, headers, body = self.request("POST", path, json.dumps(dict(fields, stream=True)))
+        assert status == 200, (status, body)
+        assert headers["Content-Type"].startswith("text/event-stream"), headers
+        lines = [line for line in body.decode("utf-8").split("\n\n") if line]
+        assert all(line.startswith("data: ") for line in lines), lines
+        return [line[6:] for line in lines]
+
+    def metrics(self):
+        text = self.request("GET", "/metrics")[2].decode()
+        return {m[1]: int(m[2]) for m in re.finditer(r"^pkv_(\S+) (\d+)$", text, re.M)}
+
+    def wait_for(self, test, what):
+        """Until the metrics satisfy `test`."""
+        end = time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            seen = self.metrics()
+            if test(seen):
+                return seen
+            time.sleep(0.02)
+        raise AssertionError(what + ": %r" % seen)
+
+
+def run_text(prompt, tokens):
+    """What `pkv run` answers."""
+    done = subprocess.run([PKV, "run", "-m", MODEL, "-p", prompt, "-n", str(tokens), "--json",
+                           "--ctx", "512"], capture_output=True, timeout=LIMIT_S, check=True)
+    result = json.loads(done.stdout)
+    return result["text"], result
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class Serve(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*ARGS)
+
+    @classmethod
+    def tearDownClass(cls):
+        code, err = cls.server.end()
+        assert (code, err) == (0, ""), (code, err)
+
+    def tearDown(self):
+        """Whatever a test did, the server is whole after it."""
+        self.assertEqual(self.server.request("GET", "/health")[0], 200)
+        seen = self.server.wait_for(lambda m: m["num_requests_live"] == 0, "requests live")
+        seen = self.server.wait_for(lambda m: m["kv_pages_in_use"] == 0, "pages in use")
+        self.assertEqual(seen["num_requests_running"], 0)
+
+    def refused(self, answer, status, param=None, code=None):
+        self.assertEqual(answer[0], status, answer)
+        error = answer[1]["error"]
+        self.assertEqual(sorted(error), ["code", "message", "param", "type"])
+        self.assertEqual(error["param"], param, error)
+        if code:
+            self.assertEqual(error["code"], code, error)
+
+    def test_plain_routes(self):
+        status, headers, body = self.server.request("GET", "/health")
+        self.assertEqual((status, json.loads(body)), (200, {"status": "ok"}))
+        self.assertEqual(headers["Content-Type"], "application/json")
+        models = json.loads(self.server.request("GET", "/v1/models")[2])
+        self.assertEqual(models["object"], "list")
+        self.assertEqual(models["data"][0]["id"], "SmolLM2-135M-Instruct.Q4_1")
+        self.assertEqual(models["data"][0]["max_model_len"], 512)
+        self.assertIn("generation_tokens_total", self.server.metrics())
+        for method, path, status in (("GET", "/nothing", 404), ("POST", "/health", 405),
+                                     ("GET", "/v1/completions", 405),
+                                     ("GET", "//v1/models", 404), ("GET", "/v1/../health", 404)):
+            seen, headers, body = self.server.request(method, path)
+            self.refused((seen, json.loads(body)), status)
+            if status == 405:
+                self.assertIn(headers["Allow"], ("GET", "POST"))
+
+    def test_completion(self):
+        text, whole = run_text("The capital of France is", 12)
+        fields = {"prompt": "The capital of France is", "max_tokens": 12, "temperature": 0}
+        status, answer = self.server.post("/v1/completions", fields)
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(answer["object"], "text_completion")
+        choice = answer["choices"][0]
+        self.assertEqual(choice["text"], text)
+        self.assertEqual(choice["finish_reason"], whole["finish"])
+        self.assertEqual(answer["usage"], {
+            "prompt_tokens": whole["prompt_tokens"],
+            "completion_tokens": whole["generated_tokens"],
+            "total_tokens": whole["prompt_tokens"] + whole["generated_tokens"]})
+        self.assertLess(abs(answer["created"] - time.time()), 3600)
+        again = self.server.post("/v1/completions", dict(fields, prompt=[fields["prompt"]]))[1]
+        self.assertEqual(again["choices"][0]["text"], text)
+        self.assertNotEqual(again["id"], answer["id"])
+        sampled = dict(fields, temperature=1.0, seed=7, top_p=0.9)
+        texts = {self.server.post("/v1/completions", sampled)[1]["choices"][0]["text"]
+                 for _ in range(2)}
+        self.assertEqual(len(texts), 1, texts)
+
+    def test_token_prompt(self):
+        done = subprocess.run([PKV, "tokenize", "-m", MODEL, "--json", "-p", "Once upon a time"],
+                              capture_output=True, timeout=LIMIT_S, check=True)
+        ids = json.loads(done.stdout)["ids"]
+        text = run_text("Once upon a time", 4)[0]
+        for prompt in (ids, [ids]):
+            status, answer = self.server.post(
+                "/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0})
+            self.assertEqual(status, 200, answer)
+            self.assertEqual(answer["usage"]["prompt_tokens"], len(ids))
+            self.assertEqual(answer["choices"][0]["text"], text)
+
+    def test_stream(self):
+        text = run_text("Count: 1, 2, 3,", 16)[0]
+        events = self.server.events("/v1/completions", {
+            "prompt": "Count: 1, 2, 3,", "max_tokens": 16, "temperature": 0,
+            "stream_options": {"include_usage": True}})
+        self.assertEqual(events[-1], "[DONE]")
+        chunks = [json.loads(event) for event in events[:-1]]
+        self.assertEqual(chunks[-1]["choices"], [])
+        self.assertEqual(chunks[-1]["usage"]["completion_tokens"], 16)
+        self.assertEqual([c["usage"] for c in chunks[:-1]], [None] * (len(chunks) - 1))
+        self.assertEqual("".join(c["choices"][0]["text"] for c in chunks[:-1]), text)
+        reasons = [c["choices"][0]["finish_reason"] for c in chunks[:-1]]
+        self.assertEqual(reasons, [None] * (len(reasons) - 1) + ["length"])
+        self.assertGreater(len(chunks), 4)
+
+    def test_chat(self):
+        messages = [{"role": "system", "content": "Answer briefly."},
+                    {"role": "user", "content": [{"type": "text", "text": "Say "},
+                                                 {"type": "text", "text": "hello."}]}]
+        fields = {"messages": messages, "max_completion_tokens": 12, "temperature": 0}
+        status, answer = self.server.post("/v1/chat/completions", fields)
+        self.assertEqual(status, 200, answer)
+        message = answer["choices"][0]["message"]
+        self.assertEqual(message["role"], "assistant")
+        done = subprocess.run([PKV, "run", "-m", MODEL, "-p", "Say hello.", "-s", "Answer briefly.",
+                               "--chat", "-n", "12", "--json", "--ctx", "512"],
+                              capture_output=True, timeout=LIMIT_S, check=True)
+        self.assertEqual(message["content"], json.loads(done.stdout)["text"])
+        events = self.server.events("/v1/chat/completions", fields)
+        chunks = [json.loads(event) for event in events[:-1]]
+        self.assertEqual(chunks[0]["choices"][0]["delta"], {"role": "assistant", "content": ""})
+        self.assertEqual(chunks[-1]["choices"][0]["delta"], {})
+        self.assertEqual("".join(c["choices"][0]["delta"].get("content", "") for c in chunks),
+                         message["content"])
+        self.assertEqual(answer["choices"][0]["finish_reason"],
+                         chunks[-1]["choices"][0]["finish_reason"])
+
+    def test_stop_strings(self):
+        text = run_text("A B C D E F G H I J K", 24)[0]
+        self.assertGreater(len(text), 12, text)
+        for stop in (text[5:9], text[3:4], text[2:12]):
+            fields = {"prompt": "A B C D E F G H I J K", "max_tokens": 24, "temperature": 0,
+                      "stop": ["never in this text", stop]}
+            want = text[:text.index(stop)]
+            choice = self.server.post("/v1/completions", fields)[1]["choices"][0]
+            self.assertEqual((choice["text"], choice["finish_reason"]), (want, "stop"))
+            chunks = [json.loads(e) for e in self.server.events("/v1/completions", fields)[:-1]]
+            self.assertEqual("".join(c["choices"][0]["text"] for c in chunks), want)
+        # The beginning of a stop string that does not come is not lost.
+        fields["stop"] = text[-2:] + "\x01"
+        choice = self.server.post("/v1/completions", fields)[1]["choices"][0]
+        self.assertEqual(choice["text"], text)
+
+    def test_bad_json(self):
+        for body, code in ((b"", "invalid_json"), (b"{", "invalid_json"), (b"[]", None),
+                           (b'{"prompt": "a", "prompt": "b"}', "invalid_json"),
+                           (b'{"prompt": "\xff\xfe"}', "invalid_json"),
+                           (b'{"prompt": "\\ud83d"}', "invalid_json"),
+                           (b"[" * 3000, "json_too_deep"),
+                           (b'{"tools": ' + b"[" * 65 + b"]" * 65 + b"}", "json_too_deep")):
+            status, _, answer = self.server.request("POST", "/v1/completions", body)
+            self.refused((status, json.loads(answer)), 400, code=code)
+
+    def test_wrong_fields(self):
+        good = {"prompt": "a", "max_tokens": 1, "temperature": 0}
+        for name, values in (
+                ("max_tokens", (0, -1, -2**31, 2**31, 2**53 + 1, "5", True, 1.5, [])),
+                ("temperature", (-1, 101, "0", True, {})),
+                ("top_p", (0, -0.1, 1.1, "1")), ("top_k", (-2, 2**40, 0.5)),
+                ("seed", (1.5, "7", 1e30)), ("n", (0, 2, 10**9)), ("best_of", (2,)),
+                ("stream", (1, "true")), ("stop", ("", 1, ["a", 2], ["x"] * 17, "y" * 257)),
+                ("logit_bias", ({"1": 5},)), ("tools", ([{}],)), ("model", (5,)),
+                ("logprobs", (1, True)), ("response_format", ({"type": "json_object"},)),
+                ("frequency_penalty", (0.5,)), ("stream_options", (5, {"include_usage": True})),
+                ("ignore_eos", (1,)), ("prompt", (5, {}, [], "", ["a", "b"], [""], [[]], [-1],
+                                                  [10**9], [1, "a"]))):
+            for value in values:
+                answer = self.server.post("/v1/completions", dict(good, **{name: value}))
+                self.refused(answer, 400, param=name)
+        self.refused(self.server.post("/v1/completions", {}), 400, "prompt", "missing")
+        for name in good:
+            if name != "prompt":
+                answer = self.server.post("/v1/completions", dict(good, **{name: None}))
+                self.assertEqual(answer[0], 200, (name, answer))
+
+    def test_wrong_messages(self):
+        user = {"role": "user", "content": "a"}
+        for messages, param in (([], "messages"), ("a", "messages"), ([5], "messages[0]"),
+                                ([user, {"role": "robot", "content": "a"}], "messages[1].role"),
+                                ([{"content": "a"}], "messages[0].role"),
+                                ([{"role": "user"}], "messages[0].content"),
+                                ([{"role": "user", "content": [{"type": "image_url"}]}],
+                                 "messages[0].content")):
+            answer = self.server.post("/v1/chat/completions", {"messages": messages})
+            self.refused(answer, 400, param)
+
+    def test_length_of_prompt(self):
+        fields = {"prompt": [100] * 511, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        status, answer = self.server.post("/v1/completions", fields)
+        self.assertEqual(status, 200, answer)
+        self.assertEqual(answer["choices"][0]["finish_reason"], "length")
+        self.assertEqual(answer["usage"]["completion_tokens"], 1)
+        for count in (512, 600):
+            answer = self.server.post("/v1/completions", dict(fields, prompt=[100] * count))
+            self.refused(answer, 400, "prompt", "context_length_exceeded")
+
+    def test_limits_of_bodies(self):
+        status, _, body = self.server.request("POST", "/v1/completions", b" " * 65537)
+        self.refused((status, json.loads(body)), 413)
+
+        def pieces(count):
+            for _ in range(count):
+                yield b" " * 1024
+
+        status, _, body = self.server.request("POST", "/v1/completions", pieces(80))  # chunked
+        self.refused((status, json.loads(body)), 413)
+        status, _, body = self.server.request(
+            "POST", "/v1/completions", b"{}", {"Content-Encoding": "gzip"})
+        self.refused((status, json.loads(body)), 415)
+        status, _, body = self.server.request("GET", "/health", headers={"Host": "evil.example"})
+        self.refused((status, json.loads(body)), 400, code="bad_host")
+        fields = json.dumps({"prompt": "a 😸", "max_tokens": 1}, ensure_ascii=False).encode()
+        status, _, body = self.server.request(
+            "POST", "/v1/completions", iter([fields[i:i + 1] for i in range(len(fields))]))
+        self.assertEqual(status, 200, body)
+
+    def raw(self, *pieces, pause=0.0):
+        """All that comes back for these bytes."""
+        with self.server.connect() as link:
+            got = b""
+            try:
+                for piece in pieces:
+                    link.sendall(piece)
+                    time.sleep(pause)
+                while True:
+                    more = link.recv(65536)
+                    if not more:
+                        break
+                    got += more
+            except (ConnectionResetError, BrokenPipeError):
+                pass
+            return got
+
+    def test_limits_of_headers(self):
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
+        got = self.raw(head + b"X: " + b"a" * 100000 + b"\r\n\r\n")
+        self.assertTrue(got == b"" or got.startswith(b"HTTP/1.1 4"), got[:100])
+        got = self.raw(b"nonsense\r\n\r\n")
+        self.assertTrue(got == b"" or got.startswith(b"HTTP/1.1 4"), got[:100])
+        both = head + b"Connection: close\r\n\r\n"
+        got = self.raw(head + b"\r\n" + both)  # pipelined
+        self.assertEqual(got.count(b"HTTP/1.1 200"), 2, got)
+
+    def test_slow_clients(self):
+        """One byte now and then keeps no connection: the limits are on the whole."""
+        begin = time.monotonic()
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        slow = [bytes([b]) for b in head]
+        body = head + b"Content-Length: 50\r\n\r\n"
+        self.assertEqual(self.raw(*slow, pause=0.2), b"")
+        self.assertEqual(self.raw(body, *[b" "] * 40, pause=0.2), b"")
+        self.assertEqual(self.raw(), b"")
+        link = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=LIMIT_S)
+        for _ in range(2):  # a connection is kept, but not for ever
+            link.request("GET", "/health")
+            self.assertEqual(link.getresponse().read(), b'{"status":"ok"}')
+        self.assertEqual(link.sock.recv(1), b"")
+        link.close()
+        self.assertLess(time.monotonic() - begin, 60)
+
+    def open_stream(self, **more):
+        """A socket on which a long answer has begun."""
+        fields = dict({"prompt": "Once upon a time", "max_tokens": 400, "temperature": 0,
+                       "ignore_eos": True, "stream": True}, **more)
+        body = json.dumps(fields).encode()
+        link = self.server.connect()
+        link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n"
+                     b"\r\n" % len(body) + body)
+        return link
+
+    def test_hang_up(self):
+        before = self.server.metrics()
+        links = [self.open_stream() for _ in range(2)]
+        for link in links:
+            self.assertIn(b"200 OK", link.recv(4096))
+        links.append(self.open_stream(stream=False))
+        self.server.wait_for(lambda m: m["num_requests_running"] == 3, "three run")
+        self.assertGreater(self.server.metrics()["kv_pages_in_use"], 0)
+        links[0].close()
+        for link in links[1:]:  # a reset
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            link.close()
+        after = self.server.wait_for(lambda m: m["num_requests_live"] == 0, "all cancelled")
+        name = 'request_finished_total{finished_reason="abort"}'
+        self.assertEqual(after[name] - before[name], 3)
+        generated = after["generation_tokens_total"] - before["generation_tokens_total"]
+        self.assertLess(generated, 600)
+
+    def test_half_close(self):
+        """FIN alone is no hang-up: the answer comes."""
+        with self.open_stream(stream=False, max_tokens=4) as link:
+            link.shutdown(socket.SHUT_WR)
+            got = b""
+            while b"usage" not in got:
+                more = link.recv(4096)
+                self.assertTrue(more, got)
+                got += more
+        self.assertIn(b"200 OK", got)
+
+    def test_pipelined_while_pending(self):
+        """A request that comes while another one is answered waits for its turn."""
+        with self.open_stream(max_tokens=8) as link:
+            link.recv(10)
+            link.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            got = b""
+            while True:
+                more = link.recv(4096)
+                if not more:
+                    break
+                got += more
+        self.assertLess(got.index(b"[DONE]"), got.index(b'{"status":"ok"}'))
+
+    def test_eight_at_once(self):
+        prompts = ["The capital of France is", "Once upon a time", "Water boils at", "1 2 3 4",
+                   "The sun is", "def main():", "Dear Sir,", "In the year 1969"]
+        wanted = [run_text(p, 16)[0] for p in prompts]
+        got = [None] * len(prompts)
+
+        def ask(i):
+            fields = {"prompt": prompts[i], "max_tokens": 16, "temperature": 0}
+            if i % 2:
+                chunks = [json.loads(e) for e in self.server.events("/v1/completions", fields)[:-1]]
+                got[i] = "".join(c["choices"][0]["text"] for c in chunks)
+            else:
+                got[i] = self.server.post("/v1/completions", fields)[1]["choices"][0]["text"]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        self.assertEqual(got, wanted)
+
+    def test_full_queue(self):
+        links = [self.open_stream() for _ in range(8)]
+        self.server.wait_for(lambda m: m["num_requests_live"] == 8, "eight are live")
+        fields = json.dumps({"prompt": "a", "max_tokens": 1})
+        status, headers, body = self.server.request("POST", "/v1/completions", fields)
+        self.refused((status, json.loads(body)), 503, code="queue_full")
+        self.assertEqual(headers["Retry-After"], "1")
+        self.assertEqual(self.server.request("GET", "/health")[0], 200)
+        for link in links:
+            link.close()
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class End(unittest.TestCase):
+    def begin(self, server, tokens):
+        """A stream that has begun; its events are read later."""
+        link = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
+        link.request("POST", "/v1/completions", json.dumps(
+            {"prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0, "stream": True,
+             "ignore_eos": True}))
+        answer = link.getresponse()
+        answer.read(10)
+        return link, answer
+
+    def test_drain(self):
+        server = Server(*ARGS)
+        link, answer = self.begin(server, 40)
+        idle = server.connect()
+        server.process.send_signal(signal.SIGTERM)
+        self.assertTrue(answer.read().endswith(b"data: [DONE]\n\n"))
+        link.close()
+        self.assertEqual(server.end(), (0, ""))
+        idle.close()
+
+    def test_second_signal(self):
+        server = Server(*ARGS)
+        link, answer = self.begin(server, 500)
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        code, err = server.end(signal.SIGINT)
+        link.close()
+        self.assertEqual(code, 1, err)
+        self.assertIn("cancelled", err)
+        self.assertTrue(answer)
+
+    def test_port_in_use(self):
+        server = Server(*ARGS)
+        done = subprocess.run([PKV, "serve", MODEL, "--port", str(server.port)],
+                              capture_output=True, timeout=LIMIT_S, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(b"cannot listen", done.stderr)
+        self.assertEqual(server.end(), (0, ""))
+
+
+class Arguments(unittest.TestCase):
+    def test_arguments(self):
+        for args, code, text in (((), 2, "MODEL is missing"),
+                                 (("a", "--port", "70000"), 2, "--port"),
+                                 (("a", "--name", ""), 2, "--name"),
+                                 (("/no/such/file",), 1, "/no/such/file")):
+            done = subprocess.run([PKV, "serve", *args], capture_output=True, timeout=LIMIT_S,
+                                  check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertIn(text, done.stderr.decode())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])
