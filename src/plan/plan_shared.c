@@ -152,8 +152,10 @@ pkv_status pkv_plan_shared_bounds(pkv_shared_bounds *out, const pkv_shape *shape
   pkv_shared_counts(&counts, &setup, max_rows, units);
   PKV_TRY(pkv_plan_layout_init(&layout, &setup, &counts, err));
   PKV_TRY(check_costs(&setup, max_rows, units, err));
-  const int64_t parts = 2 * (int64_t)setup.core.parts, rows = max_rows;
-  const int64_t work = sum(product(product(units, rows), 8), 1024 * (rows + 32) + 8 * parts);
+  pkv_plan_core core = setup.core;
+  core.rows = max_rows;
+  const int64_t rows = max_rows, rest = 1024 * (rows + 32) + 128 * (int64_t)core.parts;
+  const int64_t work = sum(product(product(units, rows), 8), rest);
   PKV_CHECK(err, work < INT64_MAX / 2, PKV_E_RANGE, "%d rows of %lld units: too large", max_rows,
             (long long)units);
   *out = (pkv_shared_bounds){.plan_bytes = (size_t)layout.plan_bytes,
@@ -162,8 +164,7 @@ pkv_status pkv_plan_shared_bounds(pkv_shared_bounds *out, const pkv_shape *shape
                              .node_slots = counts.node_slots,
                              .private_slots = counts.private_slots,
                              .units = units,
-                             .memory_bytes =
-                                 (size_t)pkv_tree_memory_bytes(rows, units, setup.core.parts)};
+                             .memory_bytes = (size_t)pkv_tree_memory_bytes(&core, units)};
   return PKV_OK;
 }
 

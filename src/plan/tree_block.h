@@ -8,8 +8,8 @@
  *   TREE_SYNC()                 a barrier; memory is seen after it
  *   tree_any(x)                 or of all threads' x, with a barrier
  *   tree_least32/64(x)          the least, likewise
- *   tree_scan32/64(x, n, last)  inclusive sums in place over x[0 .. n - 1], barriers before and
- *                               after; returns the sum of all (0 for n = 0)
+ *   tree_scan(a, b, c, d, e, n) inclusive sums in place over n entries of each of two arrays of 64
+ *                               bits and three of 32, NULL ones apart; barriers before and after
  *   tree_sort(keys, n)          ascending; n a power of two, barriers before and after
  *   TREE_INLINE, TREE_UNROLL    always inlined; loops of constant length unrolled
  * Three steps, each needing the one before whole: a block a row writes the keys of its units; a
@@ -40,8 +40,7 @@ TREE_FN int32_t tree_length(const pkv_tree_input *in, int32_t row) {
 /* Shareable units whose pages the table has. */
 TREE_FN int32_t tree_shareable(const pkv_tree_input *in, const pkv_tree_core *t, int32_t row) {
   const int32_t units = pkv_tree_shareable(&t->core, tree_length(in, row));
-  const int64_t there = (int64_t)in->max_pages * t->page_tokens / t->core.unit_tokens;
-  return units < there ? units : (int32_t)there;
+  return units < in->max_units ? units : in->max_units;
 }
 
 /* ------------------------------------------------------------------------------------------
@@ -52,7 +51,7 @@ TREE_FN void tree_row_keys(const pkv_tree_input *in, int32_t row, int64_t *sums,
   const pkv_tree_core t = tree_core_of(in);
   const int32_t units = tree_shareable(in, &t, row);
   const int32_t *ids = in->block_table + row * in->block_table_stride;
-  int64_t carry = 0;
+  uint64_t carry = 0;
   if (in->chained) {
     TREE_FOR(unit, units)
       in->keys[(int64_t)unit * t.core.rows + row] = (uint32_t)ids[pkv_tree_pages(&t, unit + 1) - 1];
@@ -61,16 +60,16 @@ TREE_FN void tree_row_keys(const pkv_tree_input *in, int32_t row, int64_t *sums,
   for (int32_t from = 0; from < units; from += most) {
     const int32_t count = units - from < most ? units - from : most;
     TREE_FOR(i, count) {
-      const int64_t end = pkv_tree_pages(&t, from + i + 1);
+      const int32_t end = pkv_tree_pages(&t, from + i + 1);
       uint64_t sum = 0;
-      for (int64_t page = pkv_tree_pages(&t, from + i); page < end; page++)
+      for (int32_t page = pkv_tree_pages(&t, from + i); page < end; page++)
         sum += pkv_tree_mix(ids[page], page);
       sums[i] = (int64_t)sum;
     }
-    const int64_t all = tree_scan64(sums, count);
+    tree_scan(sums, 0, 0, 0, 0, count);
     TREE_FOR(i, count)
-      in->keys[(int64_t)(from + i) * t.core.rows + row] = (uint64_t)carry + (uint64_t)sums[i];
-    carry = (int64_t)((uint64_t)carry + (uint64_t)all);
+      in->keys[(int64_t)(from + i) * t.core.rows + row] = carry + (uint64_t)sums[i];
+    carry += (uint64_t)sums[count - 1];
     TREE_SYNC();
   }
 }
@@ -89,22 +88,25 @@ TREE_INLINE int32_t tree_search(const pkv_tree_input *in, const pkv_tree_core *t
                                 const int probes, int32_t *leader) {
   const int32_t rows = t->core.rows;
   int32_t low = 0, high = tree_shareable(in, t, row) + 1; /* low is shared, high is not */
+  const int64_t more = t->core.q_len - 1; /* tokens of a row beyond its shareable ones, at least */
   while (high - low > 1) {
-    const int32_t span = high - low;
+    const uint32_t span = (uint32_t)(high - low);
     int32_t at[PKV_TREE_MAX_PROBES];
+    int64_t tokens[PKV_TREE_MAX_PROBES];
     uint64_t own[PKV_TREE_MAX_PROBES];
     int seen = 0;
     TREE_UNROLL
     for (int i = 0; i < probes; i++) {
-      at[i] = low + (int32_t)((int64_t)span * (i + 1) / (probes + 1));
+      at[i] = low + (int32_t)(span * (uint32_t)(i + 1) / (uint32_t)(probes + 1));
+      tokens[i] = (int64_t)at[i] * t->core.unit_tokens + more;
       own[i] = at[i] > low ? in->keys[(int64_t)(at[i] - 1) * rows + row] : 0;
     }
     TREE_FOR(s, row) {
-      const int32_t most = tree_shareable(in, t, s);
+      const int32_t length = tree_length(in, s);
       uint64_t other[PKV_TREE_MAX_PROBES];
       TREE_UNROLL
       for (int i = 0; i < probes; i++) {
-        const int valid = at[i] > low && at[i] <= most;
+        const int valid = at[i] > low && length >= tokens[i];
         other[i] = valid ? in->keys[(int64_t)(at[i] - 1) * rows + s] : ~own[i];
       }
       TREE_UNROLL
@@ -122,8 +124,10 @@ TREE_INLINE int32_t tree_search(const pkv_tree_input *in, const pkv_tree_core *t
   int32_t first = INT32_MAX;
   if (low > 0) {
     const uint64_t *keys = in->keys + (int64_t)(low - 1) * rows;
+    const uint64_t own = keys[row];
+    const int64_t tokens = (int64_t)low * t->core.unit_tokens + more;
     TREE_FOR(s, row) {
-      if (s < first && tree_shareable(in, t, s) >= low && keys[s] == keys[row]) first = s;
+      if (s < first && tree_length(in, s) >= tokens && keys[s] == own) first = s;
     }
   }
   *leader = tree_least32(first);
@@ -137,7 +141,7 @@ TREE_FN int32_t tree_compare(const pkv_tree_input *in, const pkv_tree_core *t, i
   const int32_t least = units_a < units_b ? units_a : units_b;
   const int32_t *ids_a = in->block_table + a * in->block_table_stride;
   const int32_t *ids_b = in->block_table + b * in->block_table_stride;
-  const int32_t pages = (int32_t)pkv_tree_pages(t, least);
+  const int32_t pages = pkv_tree_pages(t, least);
   int32_t differ = INT32_MAX;
   TREE_FOR(page, pages)
     if (page < differ && ids_a[page] != ids_b[page]) differ = page;
@@ -173,11 +177,11 @@ TREE_FN void *tree_array(const pkv_tree_input *in, int64_t at) {
   return (unsigned char *)in->plan + at;
 }
 
-/* Rows to ranks; lcp of the gaps. */
+/* Rows to ranks, gaps to nodes. */
 TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
                               const pkv_tree_desk *d) {
   const int32_t rows = t->core.rows, power = pkv_tree_power(rows);
-  pkv_tree_rank *ranks = (pkv_tree_rank *)tree_array(in, in->tree.ranks_at);
+  const pkv_tree_work *w = &d->w;
   int32_t *row_rank = (int32_t *)tree_array(in, in->tree.row_rank_at);
   int32_t *seq_len = (int32_t *)tree_array(in, in->header.seq_len_at);
   TREE_FOR(i, power)
@@ -200,14 +204,27 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
   TREE_FOR(row, rows) {
     const int32_t rank = pkv_tree_link_rank(now, row, rows);
     const int32_t length = tree_length(in, row);
-    ranks[rank].row = row;
-    ranks[rank].length = length;
+    d->row[rank] = row;
+    d->length[rank] = length;
+    w->lcp[rank] = in->units[row];
     row_rank[row] = rank;
     seq_len[row] = length;
-    d->w.lcp[rank] = in->units[row];
   }
-  if (TREE_ONE) d->w.lcp[rows] = 0;
+  if (TREE_ONE) {
+    w->lcp[rows] = 0;
+    pkv_tree_gap(t, w, rows, 0, 0, 0);
+  }
   TREE_SYNC();
+  TREE_FOR(i, rows)
+    pkv_tree_place_gap(t, w, d->keys, now, i);
+  TREE_FOR(i, rows + 1) {
+    d->cost[i] = 0;
+    d->segments[i] = 0;
+    d->base[i] = 0;
+  }
+  TREE_SYNC();
+  TREE_FOR(gap, rows)
+    pkv_tree_place_parent(w, gap);
 }
 
 /* Least values of runs of 2^level entries of x[0 .. last]. */
@@ -224,46 +241,48 @@ TREE_FN void tree_block_table(const pkv_tree_desk *d, const int32_t *x, int32_t 
   }
 }
 
-TREE_FN void tree_block_gaps(const pkv_tree_core *t, const pkv_tree_desk *d) {
-  const int32_t rows = t->core.rows, line = rows + 2, levels = pkv_tree_min_levels(rows);
-  const pkv_tree_work *w = &d->w;
-  tree_block_table(d, w->lcp, rows);
-  TREE_FOR(gap, rows + 1) {
-    const int32_t lcp = w->lcp[gap];
-    if (lcp > 0) {
-      const int32_t left = pkv_tree_find_left(d->table, line, levels, gap - 1, lcp);
-      const int32_t right = pkv_tree_find_right(d->table, line, levels, rows, gap + 1, lcp);
-      const int32_t rep = pkv_tree_find_right(d->table, line, levels, rows, left + 1, lcp + 1);
-      pkv_tree_gap(t, w, gap, left, right, rep);
-    } else {
-      pkv_tree_gap(t, w, gap, 0, 0, 0);
-    }
+/* Exclusive sums over ranks of what nodes average; with a window the table of first units. */
+TREE_FN void tree_block_sums(const pkv_tree_core *t, const pkv_tree_desk *d) {
+  const int32_t rows = t->core.rows;
+  if (t->core.window > 0) {
+    TREE_FOR(i, rows)
+      d->votes[i] = pkv_tree_first_unit(&t->core, d->length[i]);
+    TREE_SYNC();
+    tree_block_table(d, d->votes, rows - 1);
+    TREE_FOR(i, rows + 1)
+      d->w.first_sum[i] = i ? d->votes[i - 1] : 0;
+    tree_scan(d->w.first_sum, 0, 0, 0, 0, rows + 1);
   }
-  TREE_SYNC();
-  TREE_FOR(gap, rows + 1)
-    pkv_tree_parent(w, gap);
+  if (t->core.batch_invariant) {
+    TREE_FOR(i, rows + 1)
+      d->w.end_sum[i] = i ? pkv_tree_end_unit(&t->core, d->length[i - 1]) : 0;
+    tree_scan(d->w.end_sum, 0, 0, 0, 0, rows + 1);
+  }
 }
 
-/* Exclusive sums over ranks of what nodes average. */
-TREE_FN void tree_block_sums(const pkv_tree_core *t, const pkv_tree_desk *d,
-                             const pkv_tree_rank *ranks) {
-  const int32_t rows = t->core.rows;
-  if (d->w.first_sum) {
-    TREE_FOR(i, rows + 1)
-      d->w.first_sum[i] = i ? pkv_core_first_unit(&t->core, ranks[i - 1].length) : 0;
-    tree_scan64(d->w.first_sum, rows + 1);
+/* Votes of all kept nodes, or'ed; *least: of those on too long paths. deep is summed up. */
+TREE_FN int tree_block_vote(const pkv_tree_core *t, const pkv_tree_desk *d, int64_t bar,
+                            int64_t *least) {
+  int said = 0;
+  *least = INT64_MAX;
+  TREE_FOR(gap, t->core.rows) {
+    int64_t net = INT64_MAX;
+    int vote = 0;
+    if (d->w.kept[gap]) {
+      vote = pkv_tree_round_vote(t, &d->w, gap, bar, &net);
+      if (pkv_tree_too_low(&d->w, gap)) said |= 4;
+    }
+    d->votes[gap] = vote;
+    said |= vote;
+    if (net < *least) *least = net;
   }
-  if (d->w.end_sum) {
-    TREE_FOR(i, rows + 1)
-      d->w.end_sum[i] = i ? pkv_core_div_up(ranks[i - 1].length, t->core.unit_tokens) : 0;
-    tree_scan64(d->w.end_sum, rows + 1);
-  }
+  return tree_any(said);
 }
 
 TREE_FN void tree_block_keep(const pkv_tree_core *t, const pkv_tree_desk *d) {
   const int32_t rows = t->core.rows;
   const pkv_tree_work *w = &d->w;
-  int64_t bar = 0;
+  int64_t bar = 0, least;
   for (;;) {
     TREE_SYNC();
     TREE_FOR(gap, rows + 1)
@@ -271,245 +290,238 @@ TREE_FN void tree_block_keep(const pkv_tree_core *t, const pkv_tree_desk *d) {
     TREE_SYNC();
     TREE_FOR(gap, rows)
       pkv_tree_round_count(t, w, gap);
-    tree_scan32(w->cover, rows + 1);
-    TREE_FOR(gap, rows)
-      pkv_tree_round_deep(w, gap);
-    tree_scan32(w->deep, rows + 1);
-    int said = 0;
-    int64_t least = INT64_MAX;
-    TREE_FOR(gap, rows) {
-      int64_t net = INT64_MAX;
-      d->votes[gap] = w->kept[gap] ? pkv_tree_round_vote(t, w, gap, bar, &net) : 0;
-      said |= d->votes[gap];
-      if (net < least) least = net;
+    tree_scan(0, 0, w->cover, w->ends, 0, rows + 1);
+    /* Seldom is a path too long: at first as if none were. */
+    int said = tree_block_vote(t, d, 0, &least);
+    if (said & 4) {
+      TREE_FOR(gap, rows)
+        pkv_tree_round_deep(w, gap);
+      tree_scan(0, 0, w->deep, 0, 0, rows + 1);
+      said = tree_block_vote(t, d, bar, &least);
+      least = tree_least64(least);
     }
-    said = tree_any(said);
-    least = tree_least64(least);
-    if (said == 0 && least == INT64_MAX) return;
-    if (said == 0) {
+    if ((said & 3) == 0 && (said & 4) == 0) return;
+    if ((said & 3) == 0) {
       bar = 2 * least;
       continue;
     }
     const int32_t side = said & 1 ? 1 : 2;
-    TREE_FOR(gap, rows)
+    TREE_FOR(gap, rows) {
       if (d->votes[gap] == side) w->kept[gap] = 2;
+    }
     TREE_SYNC();
     TREE_FOR(gap, rows)
       pkv_tree_round_relink(w, gap);
     TREE_SYNC();
-    TREE_FOR(gap, rows)
+    TREE_FOR(gap, rows) {
       if (w->kept[gap] == 2) w->kept[gap] = 0;
+    }
   }
 }
 
-/* Numbers, records and sums of the nodes; returns how many there are and what they sum up to. */
-TREE_FN int32_t tree_block_nodes(const pkv_tree_input *in, const pkv_tree_core *t,
-                                 const pkv_tree_desk *d, pkv_tree_sums *all) {
-  const int32_t rows = t->core.rows;
+/* The record of a kept node, and what it adds to the sums. */
+TREE_FN void tree_block_node(const pkv_tree_core *t, const pkv_tree_desk *d, int32_t gap) {
   const pkv_tree_work *w = &d->w;
-  const pkv_tree_rank *ranks = (const pkv_tree_rank *)tree_array(in, in->tree.ranks_at);
-  pkv_tree_node *nodes = (pkv_tree_node *)tree_array(in, in->tree.nodes_at);
-  int64_t *node_cost = (int64_t *)tree_array(in, in->tree.node_cost_at);
+  const int32_t rows = t->core.rows, id = pkv_tree_number(w, gap);
+  int32_t farthest = w->first[gap], seen = 0;
   if (t->core.window > 0) {
-    TREE_FOR(rank, rows)
-      d->votes[rank] = pkv_core_first_unit(&t->core, ranks[rank].length);
-    TREE_SYNC();
-    tree_block_table(d, d->votes, rows - 1);
+    const int32_t levels = pkv_tree_min_levels(rows - 1), line = rows + 1;
+    seen = pkv_tree_least(d->table, line, farthest, w->end[gap] - 1);
+    farthest = pkv_tree_find_right(d->table, line, levels, rows - 1, farthest, seen + 1);
   }
-  TREE_FOR(i, rows + 1)
-    w->deep[i] = 0;
-  TREE_SYNC();
-  TREE_FOR(gap, rows)
-    pkv_tree_count_ends(w, w->deep, gap);
-  const int32_t count = (int32_t)tree_scan32(w->deep, rows + 1);
-  TREE_FOR(gap, rows)
-    pkv_tree_number(w, w->deep, gap);
-  TREE_SYNC();
-  TREE_FOR(gap, rows) {
-    if (!w->kept[gap]) continue;
-    int32_t farthest = w->first[gap], seen = 0;
-    if (t->core.window > 0) {
-      const int32_t levels = pkv_tree_min_levels(rows - 1), line = rows + 1;
-      seen = pkv_tree_least(d->table, line, farthest, w->end[gap] - 1);
-      farthest = pkv_tree_find_right(d->table, line, levels, rows - 1, farthest, seen + 1);
+  pkv_tree_node *node = &d->nodes[id];
+  pkv_tree_fill_node(node, t, w, gap, seen, d->row[farthest]);
+  const pkv_tree_sums one = pkv_tree_node_sums(t, node);
+  d->cost[id + 1] = one.cost;
+  d->segments[id + 1] = one.segments;
+  d->base[id + 1] = one.slots;
+}
+
+/* Nodes and ranks with their sums; returns how many nodes there are. */
+TREE_FN int32_t tree_block_fill(const pkv_tree_input *in, const pkv_tree_core *t,
+                                const pkv_tree_desk *d) {
+  const int32_t rows = t->core.rows, count = d->w.ends[rows];
+  int64_t *node_cost = (int64_t *)tree_array(in, in->tree.node_cost_at);
+  int64_t *rank_cost = (int64_t *)tree_array(in, in->tree.rank_cost_at);
+  TREE_FOR(i, rows) {
+    pkv_tree_rank *rank = &d->ranks[i];
+    rank->row = d->row[i];
+    rank->length = d->length[i];
+    pkv_tree_fill_rank(rank, t, &d->w, i);
+    d->rank_cost[i + 1] = pkv_tree_rank_cost(t, rank);
+    d->rank_base[i + 1] = pkv_tree_rank_slots(t, rank);
+    if (d->w.kept[i]) tree_block_node(t, d, i);
+  }
+  if (TREE_ONE) d->rank_cost[0] = d->rank_base[0] = 0;
+  tree_scan(d->cost, d->rank_cost, d->segments, d->base, d->rank_base, rows + 1);
+  TREE_FOR(i, rows + 1) {
+    if (i < count) {
+      d->nodes[i].first_segment = d->segments[i];
+      d->nodes[i].base_slot = d->base[i];
     }
-    const int32_t id = w->index[gap];
-    pkv_tree_node node = {0};
-    pkv_tree_fill_node(&node, t, w, ranks, gap, seen, farthest);
-    const pkv_tree_sums one = pkv_tree_node_sums(t, &node);
-    nodes[id] = node;
-    d->cost[id + 1] = one.cost;
-    d->segments[id] = one.segments;
-    d->base[id] = one.slots;
+    if (i <= count) node_cost[i] = d->cost[i];
+    if (i < rows) d->ranks[i].base_slot = d->rank_base[i];
+    rank_cost[i] = d->rank_cost[i];
   }
-  if (TREE_ONE) d->cost[0] = 0;
-  all->cost = tree_scan64(d->cost, count + 1);
-  all->segments = (int32_t)tree_scan32(d->segments, count);
-  all->slots = (int32_t)tree_scan32(d->base, count);
-  TREE_FOR(id, count) {
-    nodes[id].first_segment = id ? d->segments[id - 1] : 0;
-    nodes[id].base_slot = id ? d->base[id - 1] : 0;
-  }
-  TREE_FOR(id, count + 1)
-    node_cost[id] = d->cost[id];
   TREE_SYNC();
   return count;
 }
 
-/* The ranks' paths, private parts and sums; returns slots if nothing is cut. */
-TREE_FN int32_t tree_block_ranks(const pkv_tree_input *in, const pkv_tree_core *t,
-                                 const pkv_tree_desk *d) {
-  const int32_t rows = t->core.rows;
-  pkv_tree_rank *ranks = (pkv_tree_rank *)tree_array(in, in->tree.ranks_at);
-  int64_t *rank_cost = (int64_t *)tree_array(in, in->tree.rank_cost_at);
-  TREE_FOR(i, rows) {
-    pkv_tree_rank rank = ranks[i];
-    pkv_tree_fill_rank(&rank, t, &d->w, i);
-    ranks[i] = rank;
-    d->rank_cost[i + 1] = pkv_tree_rank_cost(t, &rank);
-    d->base[i] = pkv_tree_rank_slots(t, &rank);
+/* Cursors of both lines, placed; the marks' sums stay on the desk. */
+TREE_FN void tree_block_cut(const pkv_tree_input *in, const pkv_tree_core *t,
+                            const pkv_tree_desk *d, int32_t count, const pkv_tree_sums *all,
+                            int32_t rank_slots, int64_t total) {
+  const int32_t parts = t->core.parts, most = 3 * parts + 2;
+  const pkv_tree_line line = pkv_tree_line_of(total, all->cost, parts);
+  pkv_node_cursor *node_out = (pkv_node_cursor *)tree_array(in, in->tree.node_cursors_at);
+  pkv_private_cursor *out = (pkv_private_cursor *)tree_array(in, in->tree.private_cursors_at);
+  TREE_FOR(i, most) {
+    const int32_t k = i - parts - 1;
+    if (k < 0)
+      pkv_tree_node_cursor(&d->node_cursors[i], t, d->nodes, d->cost, count, all,
+                           pkv_tree_node_cut(&line, i));
+    else
+      pkv_tree_private_cursor(&d->private_cursors[k], t, d->ranks, d->rank_cost, rank_slots,
+                              pkv_tree_private_cut(&line, k));
   }
-  if (TREE_ONE) d->rank_cost[0] = 0;
-  tree_scan64(d->rank_cost, rows + 1);
-  const int32_t slots = (int32_t)tree_scan32(d->base, rows);
-  TREE_FOR(i, rows)
-    ranks[i].base_slot = i ? d->base[i - 1] : 0;
-  TREE_FOR(i, rows + 1)
-    rank_cost[i] = d->rank_cost[i];
   TREE_SYNC();
-  return slots;
+  TREE_FOR(i, most) {
+    const int32_t k = i - parts - 1;
+    int32_t mark = 0;
+    if (i > 0 && i < parts)
+      mark = pkv_tree_node_mark(t, d->nodes, &d->node_cursors[i - 1], &d->node_cursors[i]);
+    if (k > 0 && k < 2 * parts)
+      mark = pkv_tree_private_mark(t, d->ranks, &d->private_cursors[k - 1], &d->private_cursors[k]);
+    d->marks[i] = mark;
+  }
+  tree_scan(0, 0, d->marks, 0, 0, most);
+  TREE_FOR(i, most) {
+    const int32_t k = i - parts - 1;
+    if (k < 0) {
+      pkv_tree_node_place(&d->node_cursors[i], t, d->nodes, d->marks[i]);
+      node_out[i] = d->node_cursors[i];
+    } else {
+      pkv_tree_private_place(&d->private_cursors[k], t, d->ranks, d->marks[i] - d->marks[parts]);
+      out[k] = d->private_cursors[k];
+    }
+  }
+  TREE_SYNC();
 }
 
-/* Cursors and slots of the node line; returns its slots. total: cost of both lines. */
-TREE_FN int32_t tree_block_cut_nodes(const pkv_tree_input *in, const pkv_tree_core *t,
-                                     const pkv_tree_desk *d, int32_t count,
-                                     const pkv_tree_sums *all, int64_t total) {
-  const int32_t parts = t->core.parts;
-  const pkv_tree_node *nodes = (const pkv_tree_node *)tree_array(in, in->tree.nodes_at);
-  pkv_node_cursor *out = (pkv_node_cursor *)tree_array(in, in->tree.node_cursors_at);
-  pkv_node_cursor *cursors = d->node_cursors;
-  int32_t *slots = (int32_t *)tree_array(in, in->tree.node_slot_at);
-  TREE_FOR(p, parts + 1) {
-    pkv_node_cursor c;
-    pkv_tree_node_cursor(&c, t, nodes, d->cost, count, all,
-                         pkv_tree_node_cut(total, all->cost, parts, p));
-    cursors[p] = c;
-  }
-  TREE_SYNC();
-  TREE_FOR(p, parts + 1)
-    d->marks[p] =
-        p > 0 && p < parts ? pkv_tree_node_mark(t, nodes, &cursors[p - 1], &cursors[p]) : 0;
-  const int32_t cut = (int32_t)tree_scan32(d->marks, parts + 1);
-  TREE_FOR(p, parts + 1) {
-    pkv_tree_node_place(&cursors[p], t, nodes, d->marks[p]);
-    out[p] = cursors[p];
-  }
-  TREE_SYNC();
-  TREE_FOR(segment, all->segments) {
-    int32_t low = 0, high = count; /* the node: d->segments are inclusive sums */
+/* First slots of all segments. */
+TREE_FN void tree_block_slots(const pkv_tree_input *in, const pkv_tree_core *t,
+                              const pkv_tree_desk *d, int32_t count, int32_t segments) {
+  const int32_t rows = t->core.rows, parts = t->core.parts, heads = t->core.kv_heads;
+  const int32_t *marks = d->marks + parts + 1, before = d->marks[parts];
+  int32_t *node_slot = (int32_t *)tree_array(in, in->tree.node_slot_at);
+  int32_t *slot = (int32_t *)tree_array(in, in->tree.private_slot_at);
+  TREE_FOR(segment, segments) {
+    int32_t low = 0, high = count; /* the node */
     while (high - low > 1) {
       const int32_t middle = low + (high - low) / 2;
-      if (d->segments[middle - 1] <= segment)
+      if (d->segments[middle] <= segment)
         low = middle;
       else
         high = middle;
     }
-    slots[segment] = pkv_tree_node_base(t, &nodes[low], segment) +
-                     d->marks[pkv_tree_find_node_cursor(cursors, parts, segment)];
+    node_slot[segment] = pkv_tree_node_base(t, &d->nodes[low], segment) +
+                         d->marks[pkv_tree_find_node_cursor(d->node_cursors, parts, segment)];
   }
-  if (TREE_ONE) slots[all->segments] = all->slots + cut;
-  return all->slots + cut;
+  TREE_FOR(rank, rows) {
+    int32_t i = pkv_tree_find_private_cursor(d->private_cursors, parts, rank, 0);
+    for (int32_t head = 0; head < heads; head++) {
+      while (pkv_tree_private_before(&d->private_cursors[i + 1], rank, head))
+        i++;
+      slot[rank * heads + head] =
+          pkv_tree_private_base(t, &d->ranks[rank], head) + marks[i] - before;
+    }
+  }
 }
 
-/* The same of the private line. base: slots if nothing is cut. */
-TREE_FN int32_t tree_block_cut_private(const pkv_tree_input *in, const pkv_tree_core *t,
-                                       const pkv_tree_desk *d, int32_t base, int64_t node_cost,
-                                       int64_t total) {
-  const int32_t rows = t->core.rows, parts = t->core.parts, heads = t->core.kv_heads;
-  const pkv_tree_rank *ranks = (const pkv_tree_rank *)tree_array(in, in->tree.ranks_at);
-  pkv_private_cursor *out = (pkv_private_cursor *)tree_array(in, in->tree.private_cursors_at);
-  pkv_private_cursor *cursors = d->private_cursors;
-  int32_t *slots = (int32_t *)tree_array(in, in->tree.private_slot_at);
-  TREE_FOR(i, 2 * parts + 1) {
-    pkv_private_cursor c;
-    const int64_t at = i == 2 * parts ? total : pkv_tree_private_cut(total, node_cost, parts, i);
-    pkv_tree_private_cursor(&c, t, ranks, d->rank_cost, base, at);
-    cursors[i] = c;
-  }
-  TREE_SYNC();
-  TREE_FOR(i, 2 * parts + 1)
-    d->marks[i] =
-        i > 0 && i < 2 * parts ? pkv_tree_private_mark(t, ranks, &cursors[i - 1], &cursors[i]) : 0;
-  const int32_t cut = (int32_t)tree_scan32(d->marks, 2 * parts + 1);
-  TREE_FOR(i, 2 * parts + 1) {
-    pkv_tree_private_place(&cursors[i], t, ranks, d->marks[i]);
-    out[i] = cursors[i];
-  }
-  TREE_SYNC();
-  TREE_FOR(segment, rows * heads) {
-    const int32_t rank = segment / heads, head = segment % heads;
-    slots[segment] = pkv_tree_private_base(t, &ranks[rank], head) +
-                     d->marks[pkv_tree_find_private_cursor(cursors, parts, rank, head)];
-  }
-  if (TREE_ONE) slots[rows * heads] = base + cut;
-  return base + cut;
+/* Ranks and nodes from the desk to the plan, where they are not there already. */
+TREE_FN void tree_block_copy(const pkv_tree_input *in, const pkv_tree_core *t,
+                             const pkv_tree_desk *d, int32_t count) {
+  const int32_t words = (int32_t)(sizeof(pkv_tree_rank) / 4);
+  const int32_t node_words = (int32_t)(sizeof(pkv_tree_node) / 4);
+  int32_t *ranks = (int32_t *)tree_array(in, in->tree.ranks_at);
+  int32_t *nodes = (int32_t *)tree_array(in, in->tree.nodes_at);
+  if (t->core.window > 0) return;
+  TREE_FOR(i, t->core.rows * words)
+    ranks[i] = ((const int32_t *)(const void *)d->ranks)[i];
+  TREE_FOR(i, count * node_words)
+    nodes[i] = ((const int32_t *)(const void *)d->nodes)[i];
 }
 
-/* The headers as prepared, then what the rows decided. */
-TREE_FN void tree_block_headers(const pkv_tree_input *in, int32_t count, const pkv_tree_sums *all,
-                                int32_t node_slots, int32_t private_slots, int64_t total) {
+/* The headers as prepared; what the rows decide is set later. */
+TREE_FN void tree_block_headers(const pkv_tree_input *in) {
+  int32_t *header = (int32_t *)(void *)in->plan;
+  int32_t *tree = (int32_t *)tree_array(in, in->header.tree_at);
+  const int32_t header_words = (int32_t)(sizeof in->header / 4);
+  const int32_t tree_words = (int32_t)(sizeof in->tree / 4);
+  TREE_FOR(i, header_words)
+    header[i] = ((const int32_t *)(const void *)&in->header)[i];
+  TREE_FOR(i, tree_words)
+    tree[i] = ((const int32_t *)(const void *)&in->tree)[i];
+}
+
+TREE_FN void tree_block_finish(const pkv_tree_input *in, const pkv_tree_desk *d, int32_t count,
+                               const pkv_tree_sums *all, int32_t rank_slots, int64_t total) {
   struct pkv_plan *header = in->plan;
   pkv_plan_tree *tree = (pkv_plan_tree *)tree_array(in, in->header.tree_at);
   pkv_plan_launch *launches = (pkv_plan_launch *)tree_array(in, in->header.launches_at);
-  const int32_t header_words = (int32_t)(sizeof *header / 4),
-                tree_words = (int32_t)(sizeof *tree / 4);
-  TREE_FOR(i, header_words)
-    ((int32_t *)(void *)header)[i] = ((const int32_t *)(const void *)&in->header)[i];
-  TREE_FOR(i, tree_words)
-    ((int32_t *)(void *)tree)[i] = ((const int32_t *)(const void *)&in->tree)[i];
-  TREE_SYNC();
-  if (!TREE_ONE) return;
-  const int32_t merges = in->header.rows * in->header.kv_heads;
+  int32_t *node_slot = (int32_t *)tree_array(in, in->tree.node_slot_at);
+  int32_t *slot = (int32_t *)tree_array(in, in->tree.private_slot_at);
+  const int32_t parts = in->header.parts, merges = in->header.rows * in->header.kv_heads;
+  const int32_t node_cuts = d->marks[parts];
+  const int32_t node_slots = all->slots + node_cuts;
+  const int32_t private_slots = rank_slots + d->marks[3 * parts + 1] - node_cuts;
   const int64_t slots = (int64_t)node_slots + private_slots;
   tree->nodes = count;
   tree->node_segments = all->segments;
   tree->node_cost = all->cost;
   tree->node_slots = node_slots;
   tree->private_slots = private_slots;
+  node_slot[all->segments] = node_slots;
+  slot[merges] = private_slots;
   header->total_cost = total;
   header->merges = merges;
   header->slots = (int32_t)slots;
   header->launches = 2;
-  header->workspace_bytes = pkv_plan_slots_at(header) + slots * pkv_plan_slot_bytes(&in->header);
+  header->workspace_bytes =
+      ((int64_t)merges * 4 + 63) / 64 * 64 + slots * pkv_plan_slot_bytes(&in->header);
   launches[0].kind = PKV_LAUNCH_FUSED;
-  launches[0].count = in->header.parts;
+  launches[0].count = parts;
   launches[1].kind = PKV_LAUNCH_MERGE;
   launches[1].count = merges;
 }
 
 TREE_FN void tree_block_plan(const pkv_tree_input *in, void *memory) {
   const pkv_tree_core t = tree_core_of(in);
+  const int32_t rows = t.core.rows;
   pkv_tree_desk d;
-  pkv_tree_desk_init(&d, memory, &t);
+  pkv_tree_desk_init(&d, memory, in, &t.core);
   pkv_tree_sums all = {0, 0, 0};
-  int32_t count = 0, base = 0;
+  int32_t count = 0, rank_slots = 0;
   int64_t total = 0;
-  if (t.core.rows > 0) {
+  tree_block_headers(in);
+  if (rows > 0) {
     tree_block_order(in, &t, &d);
-    tree_block_gaps(&t, &d);
-    tree_block_sums(&t, &d, (const pkv_tree_rank *)tree_array(in, in->tree.ranks_at));
+    tree_block_sums(&t, &d);
     tree_block_keep(&t, &d);
-    count = tree_block_nodes(in, &t, &d, &all);
-    base = tree_block_ranks(in, &t, &d);
-    total = all.cost + d.rank_cost[t.core.rows];
+    count = tree_block_fill(in, &t, &d);
+    all.cost = d.cost[rows];
+    all.segments = d.segments[rows];
+    all.slots = d.base[rows];
+    rank_slots = d.rank_base[rows];
+    total = all.cost + d.rank_cost[rows];
   } else {
     if (TREE_ONE) d.cost[0] = d.rank_cost[0] = 0;
     TREE_SYNC();
   }
-  const int32_t node_slots = tree_block_cut_nodes(in, &t, &d, count, &all, total);
-  TREE_SYNC();
-  const int32_t private_slots = tree_block_cut_private(in, &t, &d, base, all.cost, total);
-  tree_block_headers(in, count, &all, node_slots, private_slots, total);
+  tree_block_cut(in, &t, &d, count, &all, rank_slots, total);
+  tree_block_slots(in, &t, &d, count, all.segments);
+  tree_block_copy(in, &t, &d, count);
+  if (TREE_ONE) tree_block_finish(in, &d, count, &all, rank_slots, total);
 }
 
 #endif

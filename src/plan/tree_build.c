@@ -16,8 +16,8 @@ static pkv_tree_work work_of(const pkv_tree_scratch *s, const pkv_tree_core *t) 
                      .kid_ranks = pkv_tree_array(s, 6),
                      .kid_tiles = pkv_tree_array(s, 7),
                      .cover = pkv_tree_array(s, 8),
-                     .deep = pkv_tree_array(s, 9),
-                     .index = pkv_tree_array(s, 10)};
+                     .ends = pkv_tree_array(s, 9),
+                     .deep = pkv_tree_array(s, 10)};
   if (t->core.window > 0) w.first_sum = (int64_t *)(void *)pkv_tree_array(s, 12);
   if (t->core.batch_invariant) w.end_sum = (int64_t *)(void *)pkv_tree_array(s, 14);
   return w;
@@ -26,7 +26,7 @@ static pkv_tree_work work_of(const pkv_tree_scratch *s, const pkv_tree_core *t) 
 /* Neighbours of smaller lcp by a stack of gaps with growing lcp; equal ones stay on it together. */
 static void find_gaps(const pkv_tree_core *t, const pkv_tree_work *w) {
   const int32_t rows = t->core.rows;
-  int32_t *stack = w->index, *left = w->cover, *right = w->deep;
+  int32_t *stack = w->ends, *left = w->cover, *right = w->deep;
   int32_t top = 0;
   stack[0] = 0;
   w->rep[0] = 0;
@@ -54,8 +54,8 @@ static void sum_units(const pkv_tree_core *t, const pkv_tree_work *w, const pkv_
     if (w->first_sum) w->first_sum[rank] = first;
     if (w->end_sum) w->end_sum[rank] = end;
     if (rank == t->core.rows) break;
-    first += pkv_core_first_unit(&t->core, ranks[rank].length);
-    end += pkv_core_div_up(ranks[rank].length, t->core.unit_tokens);
+    first += pkv_tree_first_unit(&t->core, ranks[rank].length);
+    end += pkv_tree_end_unit(&t->core, ranks[rank].length);
   }
 }
 
@@ -66,8 +66,10 @@ static pkv_tree_vote vote(const pkv_tree_core *t, const pkv_tree_work *w, int64_
     pkv_tree_round_clear(w, gap);
   for (int32_t gap = 1; gap < rows; gap++)
     pkv_tree_round_count(t, w, gap);
-  for (int32_t gap = 1; gap <= rows; gap++)
+  for (int32_t gap = 1; gap <= rows; gap++) {
     w->cover[gap] += w->cover[gap - 1];
+    w->ends[gap] += w->ends[gap - 1];
+  }
   for (int32_t gap = 1; gap < rows; gap++)
     pkv_tree_round_deep(w, gap);
   for (int32_t rank = 1; rank <= rows; rank++)
@@ -112,22 +114,10 @@ static int32_t farthest_seeing(const pkv_tree_core *t, const pkv_tree_work *w,
   int32_t best = w->first[gap];
   if (t->core.window == 0) return best;
   for (int32_t rank = best + 1; rank < w->end[gap]; rank++)
-    if (pkv_core_first_unit(&t->core, ranks[rank].length) <
-        pkv_core_first_unit(&t->core, ranks[best].length))
+    if (pkv_tree_first_unit(&t->core, ranks[rank].length) <
+        pkv_tree_first_unit(&t->core, ranks[best].length))
       best = rank;
   return best;
-}
-
-static void number_nodes(const pkv_tree_core *t, const pkv_tree_work *w) {
-  int32_t *ends = w->deep;
-  for (int32_t gap = 0; gap <= t->core.rows; gap++)
-    ends[gap] = 0;
-  for (int32_t gap = 1; gap < t->core.rows; gap++)
-    pkv_tree_count_ends(w, ends, gap);
-  for (int32_t gap = 1; gap <= t->core.rows; gap++)
-    ends[gap] += ends[gap - 1];
-  for (int32_t gap = 1; gap < t->core.rows; gap++)
-    pkv_tree_number(w, ends, gap);
 }
 
 static void fill_nodes(struct pkv_plan *plan, pkv_plan_tree *tree, const pkv_tree_core *t,
@@ -140,8 +130,8 @@ static void fill_nodes(struct pkv_plan *plan, pkv_plan_tree *tree, const pkv_tre
   for (int32_t gap = 1; gap < t->core.rows; gap++) {
     if (!w->kept[gap]) continue;
     const int32_t farthest = farthest_seeing(t, w, ranks, gap);
-    const int32_t seen = pkv_core_first_unit(&t->core, ranks[farthest].length);
-    pkv_tree_fill_node(&nodes[w->index[gap]], t, w, ranks, gap, seen, farthest);
+    const int32_t seen = pkv_tree_first_unit(&t->core, ranks[farthest].length);
+    pkv_tree_fill_node(&nodes[pkv_tree_number(w, gap)], t, w, gap, seen, ranks[farthest].row);
     tree->nodes++;
   }
   for (int32_t id = 0; id < tree->nodes; id++) {
@@ -186,9 +176,10 @@ static void cut_nodes(struct pkv_plan *plan, pkv_plan_tree *tree, const pkv_tree
   int32_t *slots = pkv_plan_array(plan, tree->node_slot_at);
   const pkv_tree_sums all = {tree->node_cost, tree->node_segments, tree->node_slots};
   const int32_t parts = plan->parts;
+  const pkv_tree_line line = pkv_tree_line_of(plan->total_cost, tree->node_cost, parts);
   for (int32_t p = 0; p <= parts; p++)
     pkv_tree_node_cursor(&cursors[p], t, nodes, node_cost, tree->nodes, &all,
-                         pkv_tree_node_cut(plan->total_cost, tree->node_cost, parts, p));
+                         pkv_tree_node_cut(&line, p));
   int32_t sum = 0;
   for (int32_t p = 1; p <= parts; p++) {
     if (p < parts) sum += pkv_tree_node_mark(t, nodes, &cursors[p - 1], &cursors[p]);
@@ -213,11 +204,10 @@ static void cut_private(struct pkv_plan *plan, pkv_plan_tree *tree, const pkv_tr
   pkv_private_cursor *cursors = pkv_plan_array(plan, tree->private_cursors_at);
   int32_t *slots = pkv_plan_array(plan, tree->private_slot_at);
   const int32_t parts = plan->parts, heads = t->core.kv_heads;
+  const pkv_tree_line line = pkv_tree_line_of(plan->total_cost, tree->node_cost, parts);
   for (int32_t i = 0; i <= 2 * parts; i++)
-    pkv_tree_private_cursor(
-        &cursors[i], t, ranks, rank_cost, tree->private_slots,
-        i == 2 * parts ? plan->total_cost
-                       : pkv_tree_private_cut(plan->total_cost, tree->node_cost, parts, i));
+    pkv_tree_private_cursor(&cursors[i], t, ranks, rank_cost, tree->private_slots,
+                            pkv_tree_private_cut(&line, i));
   int32_t sum = 0;
   for (int32_t i = 1; i <= 2 * parts; i++) {
     if (i < 2 * parts) sum += pkv_tree_private_mark(t, ranks, &cursors[i - 1], &cursors[i]);
@@ -241,7 +231,6 @@ void pkv_tree_fill(struct pkv_plan *plan, const pkv_tree_core *t, const pkv_tree
     sum_units(t, &w, pkv_plan_at(plan, tree->ranks_at));
     find_gaps(t, &w);
     keep_what_pays(t, &w);
-    number_nodes(t, &w);
   }
   fill_nodes(plan, tree, t, &w);
   fill_ranks(plan, tree, t, &w);

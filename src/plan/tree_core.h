@@ -69,8 +69,8 @@ typedef struct pkv_tree_work {
   int32_t *kid_ranks;   /* by rep: sums over kept children of their ranks */
   int32_t *kid_tiles;   /* ... and tiles */
   int32_t *cover;       /* by gap: kept nodes that hold both its ranks, after a scan */
+  int32_t *ends;        /* by rank: kept nodes that end up to it, after a scan */
   int32_t *deep;        /* by rank: kept nodes below the longest path that start before it */
-  int32_t *index;       /* by rep: number in preorder */
   int64_t *first_sum;   /* by rank, exclusive: first visible units (windows); else NULL */
   int64_t *end_sum;     /* by rank, exclusive: units (batch-invariant); else NULL */
 } pkv_tree_work;
@@ -79,14 +79,27 @@ typedef struct pkv_tree_work {
  * Sharing
  * ---------------------------------------------------------------------------------------- */
 
+/* Lengths are below 2^31: sums of two such values and their quotients take 32 bits. */
 static inline PKV_HD int32_t pkv_tree_shareable(const pkv_plan_core *core, int32_t length) {
-  const int64_t seen = (int64_t)length - core->q_len + 1;
-  return seen > 0 ? (int32_t)(seen / core->unit_tokens) : 0;
+  if (length < core->q_len) return 0;
+  return (int32_t)((uint32_t)(length - core->q_len + 1) / (uint32_t)core->unit_tokens);
 }
 
-/* Pages that hold the first `units` units. */
-static inline PKV_HD int64_t pkv_tree_pages(const pkv_tree_core *t, int64_t units) {
-  return pkv_core_div_up(units * t->core.unit_tokens, t->page_tokens);
+/* Pages that hold the first `units` units of a row that has them. */
+static inline PKV_HD int32_t pkv_tree_pages(const pkv_tree_core *t, int32_t units) {
+  const uint32_t tokens = (uint32_t)units * (uint32_t)t->core.unit_tokens;
+  return (int32_t)((tokens + (uint32_t)t->page_tokens - 1) / (uint32_t)t->page_tokens);
+}
+
+/* As pkv_core_first_unit, and the unit after a row's last token. */
+static inline PKV_HD int32_t pkv_tree_first_unit(const pkv_plan_core *core, int32_t length) {
+  if (core->window == 0) return 0;
+  const uint32_t token = (uint32_t)pkv_core_first_token(core->q_len, core->window, length);
+  return (int32_t)(token / (uint32_t)core->unit_tokens);
+}
+static inline PKV_HD int32_t pkv_tree_end_unit(const pkv_plan_core *core, int32_t length) {
+  const uint32_t unit = (uint32_t)core->unit_tokens;
+  return (int32_t)(((uint32_t)length + unit - 1) / unit);
 }
 
 /*
@@ -115,6 +128,10 @@ static inline PKV_HD int32_t pkv_tree_key_row(uint64_t key) {
 }
 static inline PKV_HD int32_t pkv_tree_key_leader(uint64_t key) {
   return (int32_t)(key >> (19 + PKV_TREE_UNIT_BITS)) - 1;
+}
+/* Equal for rows with one leader at one depth. */
+static inline PKV_HD uint64_t pkv_tree_key_group(uint64_t key) {
+  return key >> 19;
 }
 
 /* One exchange of a bitonic sort of a power of two of keys: block k, distance j, element i. */
@@ -197,15 +214,6 @@ static inline PKV_HD int32_t pkv_tree_least(const int32_t *table, int32_t stride
   const int32_t a = row[from], b = row[to + 1 - (1 << level)];
   return a < b ? a : b;
 }
-/* The last i <= from with x[i] < bound; -1: none. */
-static inline PKV_HD int32_t pkv_tree_find_left(const int32_t *table, int32_t stride,
-                                                int32_t levels, int32_t from, int32_t bound) {
-  for (int32_t level = levels - 1; level >= 0; level--) {
-    const int32_t start = from - (1 << level) + 1;
-    if (start >= 0 && table[(int64_t)level * stride + start] >= bound) from = start - 1;
-  }
-  return from;
-}
 /* The first i >= from with x[i] < bound; last + 1: none. */
 static inline PKV_HD int32_t pkv_tree_find_right(const int32_t *table, int32_t stride,
                                                  int32_t levels, int32_t last, int32_t from,
@@ -217,22 +225,70 @@ static inline PKV_HD int32_t pkv_tree_find_right(const int32_t *table, int32_t s
   return from;
 }
 
-/* A gap's node: its neighbours of smaller lcp, left < gap < right, and its rep. All other values of
-   the gap are set too. A row that fills more than a tile is not shared. */
+/* A gap's node: ranks [first, end) and its rep. A row that fills more than a tile is not shared. */
 static inline PKV_HD void pkv_tree_gap(const pkv_tree_core *t, const pkv_tree_work *w, int32_t gap,
-                                       int32_t left, int32_t right, int32_t rep) {
+                                       int32_t first, int32_t end, int32_t rep) {
   const int node = w->lcp[gap] > 0 && t->most_tile_ranks > 0;
   w->rep[gap] = node ? rep : 0;
   w->kept[gap] = node && rep == gap;
-  w->first[gap] = left;
-  w->end[gap] = right;
+  w->first[gap] = first;
+  w->end[gap] = end;
   w->up[gap] = 0;
 }
-/* When all gaps are set: the parent is the node of the larger lcp beside it. */
+
+/* From gaps alone: a node lies between the nearest gaps of smaller lcp, which are its first and
+   end; its parent is the node of the larger of them. For all reps when all gaps are set. */
 static inline PKV_HD void pkv_tree_parent(const pkv_tree_work *w, int32_t gap) {
   if (!w->kept[gap]) return;
   const int32_t left = w->first[gap], right = w->end[gap];
   w->up[gap] = w->rep[w->lcp[left] > w->lcp[right] ? left : right];
+}
+
+/*
+ * From leaders, without looking for anything: the row at place i of the sorted keys follows its
+ * leader at depth d, and so do the rows of its group, [begin, end) of the places; the node is the
+ * leader with what follows it at that depth or deeper. A group of the same leader at a smaller d
+ * comes next in the keys: the parent's; or else the parent is the leader's own node. up is that
+ * rank negated until all gaps are set. links: ranked.
+ */
+static inline PKV_HD void pkv_tree_place_gap(const pkv_tree_core *t, const pkv_tree_work *w,
+                                             const uint64_t *keys, const pkv_tree_link *links,
+                                             int32_t i) {
+  const int32_t rows = t->core.rows, leader = pkv_tree_key_leader(keys[i]);
+  const int32_t gap = pkv_tree_link_rank(links, pkv_tree_key_row(keys[i]), rows);
+  if (leader < 0) {
+    pkv_tree_gap(t, w, gap, 0, 0, 0);
+    return;
+  }
+  const uint64_t group = pkv_tree_key_group(keys[i]);
+  int32_t begin = i, low = -1, high = rows; /* the group reaches from begin to high - 1 */
+  while (begin - low > 1) {
+    const int32_t middle = low + (begin - low) / 2;
+    if (pkv_tree_key_group(keys[middle]) == group)
+      begin = middle;
+    else
+      low = middle;
+  }
+  low = i;
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (pkv_tree_key_group(keys[middle]) == group)
+      low = middle;
+    else
+      high = middle;
+  }
+  const int32_t first = pkv_tree_link_rank(links, leader, rows);
+  const int32_t last = pkv_tree_key_row(keys[high - 1]);
+  pkv_tree_gap(t, w, gap, first, rows - links[2 * last + 1].rows,
+               pkv_tree_link_rank(links, pkv_tree_key_row(keys[begin]), rows));
+  if (high < rows && pkv_tree_key_leader(keys[high]) == leader)
+    w->up[gap] = pkv_tree_link_rank(links, pkv_tree_key_row(keys[high]), rows);
+  else
+    w->up[gap] = -first;
+}
+static inline PKV_HD void pkv_tree_place_parent(const pkv_tree_work *w, int32_t gap) {
+  if (w->up[gap] < 0) w->up[gap] = w->rep[-w->up[gap]];
+  if (!w->kept[gap]) w->up[gap] = 0;
 }
 
 /* ------------------------------------------------------------------------------------------
@@ -248,15 +304,17 @@ static inline PKV_HD void pkv_tree_round_clear(const pkv_tree_work *w, int32_t g
   w->kid_ranks[gap] = 0;
   w->kid_tiles[gap] = 0;
   w->cover[gap] = 0;
+  w->ends[gap] = 0;
   w->deep[gap] = 0;
 }
-/* Then for every gap; cover is summed up inclusively afterwards. */
+/* Then for every gap; cover and ends are summed up inclusively afterwards. */
 static inline PKV_HD void pkv_tree_round_count(const pkv_tree_core *t, const pkv_tree_work *w,
                                                int32_t gap) {
   if (!w->kept[gap]) return;
   const int32_t ranks = w->end[gap] - w->first[gap], up = w->up[gap];
   PKV_TREE_ADD(&w->cover[w->first[gap] + 1], 1);
   PKV_TREE_ADD(&w->cover[w->end[gap]], -1);
+  PKV_TREE_ADD(&w->ends[w->end[gap]], 1);
   if (up == 0) return;
   PKV_TREE_ADD(&w->kid_ranks[up], ranks);
   PKV_TREE_ADD(&w->kid_tiles[up], pkv_tree_tiles(t, ranks));
@@ -265,10 +323,17 @@ static inline PKV_HD void pkv_tree_round_count(const pkv_tree_core *t, const pkv
 static inline PKV_HD int32_t pkv_tree_level(const pkv_tree_work *w, int32_t gap) {
   return w->cover[gap] - 1;
 }
+/* Number of a kept node in preorder: those that ended before it starts, and its ancestors. */
+static inline PKV_HD int32_t pkv_tree_number(const pkv_tree_work *w, int32_t gap) {
+  return w->ends[w->first[gap]] + pkv_tree_level(w, gap);
+}
+/* Whether a path is too long because of a kept node. */
+static inline PKV_HD int pkv_tree_too_low(const pkv_tree_work *w, int32_t gap) {
+  return w->kept[gap] && pkv_tree_level(w, gap) >= PKV_TREE_MAX_PATH;
+}
 /* Where some path is too long, for every gap; deep is summed up inclusively afterwards. */
 static inline PKV_HD void pkv_tree_round_deep(const pkv_tree_work *w, int32_t gap) {
-  if (w->kept[gap] && pkv_tree_level(w, gap) >= PKV_TREE_MAX_PATH)
-    PKV_TREE_ADD(&w->deep[w->first[gap] + 1], 1);
+  if (pkv_tree_too_low(w, gap)) PKV_TREE_ADD(&w->deep[w->first[gap] + 1], 1);
 }
 /* Whether a kept node lies on such a path: one below it, or it, starts among its ranks. */
 static inline PKV_HD int pkv_tree_is_deep(const pkv_tree_work *w, int32_t gap) {
@@ -335,16 +400,6 @@ static inline PKV_HD void pkv_tree_round_relink(const pkv_tree_work *w, int32_t 
  * Nodes and ranks of the plan
  * ---------------------------------------------------------------------------------------- */
 
-/* After the last round: ends[i] = kept nodes whose end is i, to be summed up inclusively. */
-static inline PKV_HD void pkv_tree_count_ends(const pkv_tree_work *w, int32_t *ends, int32_t gap) {
-  if (w->kept[gap]) PKV_TREE_ADD(&ends[w->end[gap]], 1);
-}
-/* Number of a kept node in preorder: those that ended before it starts, and its ancestors. */
-static inline PKV_HD void pkv_tree_number(const pkv_tree_work *w, const int32_t *ends,
-                                          int32_t gap) {
-  if (w->kept[gap]) w->index[gap] = ends[w->first[gap]] + pkv_tree_level(w, gap);
-}
-
 /* The deepest kept node that holds a rank; 0: none. */
 static inline PKV_HD int32_t pkv_tree_leaf(const pkv_tree_work *w, int32_t rank, int32_t rows) {
   int32_t best = 0;
@@ -360,40 +415,42 @@ static inline PKV_HD int32_t pkv_tree_leaf(const pkv_tree_work *w, int32_t rank,
 static inline PKV_HD void pkv_tree_fill_rank(pkv_tree_rank *rank, const pkv_tree_core *t,
                                              const pkv_tree_work *w, int32_t id) {
   const int32_t leaf = pkv_tree_leaf(w, id, t->core.rows);
-  int32_t first = pkv_core_first_unit(&t->core, rank->length), depth = 0;
-  const int32_t end = (int32_t)pkv_core_div_up(rank->length, t->core.unit_tokens);
+  int32_t first = pkv_tree_first_unit(&t->core, rank->length), depth = 0;
+  const int32_t end = pkv_tree_end_unit(&t->core, rank->length);
   if (leaf) {
     depth = pkv_tree_level(w, leaf) + 1;
     if (w->lcp[leaf] > first) first = w->lcp[leaf];
   }
+  rank->pad = 0;
   rank->first_unit = first;
   rank->units = end - first;
   rank->depth = depth;
   int32_t node = leaf;
   for (int32_t i = PKV_TREE_MAX_PATH - 1; i >= 0; i--) {
-    rank->path[i] = i < depth ? w->index[node] : -1;
+    rank->path[i] = i < depth ? pkv_tree_number(w, node) : -1;
     if (i < depth) node = w->up[node];
   }
 }
 
 /*
  * All of a node but first_segment and base_slot. seen_from: with a window the least first visible
- * unit of its rows, else 0; table_rank: a rank of the node that sees as much.
+ * unit of its rows, else 0; table_row: a row of the node that sees as much.
  */
 static inline PKV_HD void pkv_tree_fill_node(pkv_tree_node *node, const pkv_tree_core *t,
-                                             const pkv_tree_work *w, const pkv_tree_rank *ranks,
-                                             int32_t gap, int32_t seen_from, int32_t table_rank) {
+                                             const pkv_tree_work *w, int32_t gap, int32_t seen_from,
+                                             int32_t table_row) {
   const int32_t up = w->up[gap];
   const int32_t start = up && w->lcp[up] > seen_from ? w->lcp[up] : seen_from;
   node->first_rank = w->first[gap];
   node->ranks = w->end[gap] - w->first[gap];
-  node->table_row = ranks[table_rank].row;
+  node->table_row = table_row;
   node->first_unit = start;
   node->units = w->lcp[gap] - start;
-  node->parent = up ? w->index[up] : -1;
+  node->parent = up ? pkv_tree_number(w, up) : -1;
   node->tiles = pkv_tree_tiles(t, node->ranks);
   node->tile_ranks = (node->ranks + node->tiles - 1) / node->tiles;
   node->depth = pkv_tree_level(w, gap);
+  node->pad = 0;
 }
 
 #endif

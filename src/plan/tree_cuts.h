@@ -74,24 +74,50 @@ static inline PKV_HD int32_t pkv_tree_rank_slots(const pkv_tree_core *t,
  * Cursors
  * ---------------------------------------------------------------------------------------- */
 
-/* The unit nearest to x, a cost counted from where the segment's units start. */
-static inline PKV_HD int32_t pkv_tree_nearest(int64_t x, int64_t unit_cost) {
-  return x <= 0 ? 0 : (int32_t)((2 * x + unit_cost) / (2 * unit_cost));
+/* a / b for a >= 0, b > 0: most costs take 32 bits, where a device divides several times faster. */
+static inline PKV_HD int64_t pkv_tree_quotient(int64_t a, int64_t b) {
+  if ((uint64_t)(a | b) >> 32 == 0) return (int64_t)((uint32_t)a / (uint32_t)b);
+  return a / b;
 }
 
-/* What cut p costs on the node line and on the private line. */
-static inline PKV_HD int64_t pkv_tree_node_cut(int64_t total, int64_t node_cost, int32_t parts,
-                                               int32_t p) {
-  const int64_t c = p == parts ? total : pkv_core_cut(total, parts, p);
-  return c < node_cost ? c : node_cost;
+/* The unit nearest to x, a cost counted from where the segment's units start. */
+static inline PKV_HD int32_t pkv_tree_nearest(int64_t x, int64_t unit_cost) {
+  return x <= 0 ? 0 : (int32_t)pkv_tree_quotient(2 * x + unit_cost, 2 * unit_cost);
 }
-static inline PKV_HD int64_t pkv_tree_private_cut(int64_t total, int64_t node_cost, int32_t parts,
-                                                  int32_t i) {
-  const int32_t p = i / 2;
-  const int64_t c = (p == parts ? total : pkv_core_cut(total, parts, p)) - node_cost;
+
+/* The costs that parts are cut from. */
+typedef struct pkv_tree_line {
+  int64_t total, node_cost;
+  int64_t share, rest; /* total / parts and its remainder */
+  int32_t parts;
+} pkv_tree_line;
+
+static inline PKV_HD pkv_tree_line pkv_tree_line_of(int64_t total, int64_t node_cost,
+                                                    int32_t parts) {
+  pkv_tree_line line;
+  line.total = total;
+  line.node_cost = node_cost;
+  line.share = pkv_tree_quotient(total, parts);
+  line.rest = total - line.share * parts;
+  line.parts = parts;
+  return line;
+}
+/* floor(p * total / parts); p and rest are at most PKV_PLAN_MAX_PARTS, their product in 32 bits. */
+static inline PKV_HD int64_t pkv_tree_cut(const pkv_tree_line *line, int32_t p) {
+  if (p == line->parts) return line->total;
+  const uint32_t rest = (uint32_t)p * (uint32_t)line->rest / (uint32_t)line->parts;
+  return p * line->share + rest;
+}
+/* What cut p costs on the node line and on the private line. */
+static inline PKV_HD int64_t pkv_tree_node_cut(const pkv_tree_line *line, int32_t p) {
+  const int64_t c = pkv_tree_cut(line, p);
+  return c < line->node_cost ? c : line->node_cost;
+}
+static inline PKV_HD int64_t pkv_tree_private_cut(const pkv_tree_line *line, int32_t i) {
+  const int64_t c = pkv_tree_cut(line, i / 2) - line->node_cost;
   const int64_t at = c > 0 ? c : 0;
   if (i % 2 == 0) return at;
-  const int64_t d = (p + 1 == parts ? total : pkv_core_cut(total, parts, p + 1)) - node_cost;
+  const int64_t d = pkv_tree_cut(line, i / 2 + 1) - line->node_cost;
   return at + ((d > 0 ? d : 0) - at) / 2;
 }
 
@@ -110,9 +136,9 @@ static inline PKV_HD void pkv_tree_node_cursor(pkv_node_cursor *out, const pkv_t
   const pkv_tree_node *node = &nodes[id];
   const int64_t head_cost = pkv_tree_head_cost(t, node), x = c - node_cost[id];
   const int64_t tile_cost = pkv_tree_tile_cost(t, node, node->tile_ranks);
-  int32_t head = (int32_t)(x / head_cost);
-  const int64_t y = x % head_cost;
-  int32_t tile = (int32_t)(y / tile_cost);
+  int32_t head = (int32_t)pkv_tree_quotient(x, head_cost);
+  const int64_t y = x - head * head_cost;
+  int32_t tile = (int32_t)pkv_tree_quotient(y, tile_cost);
   if (tile > node->tiles - 1) tile = node->tiles - 1;
   int32_t ranks = pkv_tree_tile_ranks(node, tile);
   int32_t unit = pkv_tree_nearest(y - tile * tile_cost - t->node_segment_cost,
@@ -158,9 +184,9 @@ static inline PKV_HD void pkv_tree_private_cursor(pkv_private_cursor *out, const
   if (rows == 0 || c >= rank_cost[rows]) return;
   int32_t id = pkv_core_find_row(rank_cost, rows, c);
   const int64_t segment = pkv_core_segment(&t->core, ranks[id].units);
-  int32_t head = (int32_t)((c - rank_cost[id]) / segment);
-  int32_t unit =
-      pkv_tree_nearest((c - rank_cost[id]) % segment - t->core.segment_cost, t->core.unit_cost);
+  int32_t head = (int32_t)pkv_tree_quotient(c - rank_cost[id], segment);
+  const int64_t x = c - rank_cost[id] - head * segment - t->core.segment_cost;
+  int32_t unit = pkv_tree_nearest(x, t->core.unit_cost);
   if (unit > 0 && unit >= ranks[id].units) {
     unit = 0;
     head++;

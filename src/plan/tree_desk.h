@@ -13,7 +13,8 @@ typedef struct pkv_tree_input {
   const int32_t *seq_len;     /* [rows]; cut to 0 .. max_seq_len */
   const int32_t *block_table; /* [rows, block_table_stride] */
   int64_t block_table_stride;
-  int32_t max_pages, max_seq_len, chained;
+  int32_t max_units; /* whose pages the table has: max_pages * page_tokens / unit_tokens */
+  int32_t max_seq_len, chained;
   uint64_t *keys;          /* [units of the longest row, rows]: key of the first unit + 1 units */
   int32_t *leader, *units; /* [rows]: p (-1: none) and d */
 } pkv_tree_input;
@@ -21,18 +22,23 @@ typedef struct pkv_tree_input {
 /* Where the block works: shared memory as far as it reaches. */
 typedef struct pkv_tree_desk {
   pkv_tree_work w;
+  int32_t *row, *length;             /* [rows]: by rank */
   uint64_t *keys;                    /* [power of two >= rows] */
   pkv_tree_link *links, *more_links; /* [2 * rows] */
-  int32_t *table;                    /* [levels, rows + 2], where keys and links were */
-  int32_t *votes, *marks;            /* [rows + 1], [2 * parts + 1] */
-  int32_t *segments, *base;      /* [rows + 1]: sums over nodes in preorder; base over ranks too */
-  int64_t *cost;                 /* [rows + 1]: costs of all nodes before */
-  int64_t *rank_cost;            /* [rows + 1]: costs of all ranks before */
-  pkv_node_cursor *node_cursors; /* [parts + 1] */
+  int32_t *table;                    /* windows: [levels, rows + 2] */
+  /* [rows], [rows - 1]: where keys, links and table were; with a window in the plan itself */
+  pkv_tree_rank *ranks;
+  pkv_tree_node *nodes;
+  int32_t *votes;                      /* [rows + 1] */
+  int32_t *segments;                   /* [rows + 1]: sums over the nodes before, in preorder ... */
+  int32_t *base;                       /* ... and of their slots */
+  int32_t *rank_base;                  /* [rows + 1]: slots of the ranks before */
+  int64_t *cost;                       /* [rows + 1]: costs of the nodes before */
+  int64_t *rank_cost;                  /* [rows + 1]: costs of the ranks before */
+  pkv_node_cursor *node_cursors;       /* [parts + 1] */
   pkv_private_cursor *private_cursors; /* [2 * parts + 1] */
+  int32_t *marks;                      /* [3 * parts + 2]: of both, one behind the other */
 } pkv_tree_desk;
-
-#define PKV_TREE_DESK_ARRAYS 14 /* of 32 bits and rows + 2 entries, marks apart */
 
 static inline PKV_HD int32_t pkv_tree_power(int32_t rows) {
   int32_t power = 1;
@@ -41,37 +47,49 @@ static inline PKV_HD int32_t pkv_tree_power(int32_t rows) {
   return power;
 }
 
-/* Bytes of the part that keys and links share with the table. */
-static inline PKV_HD int64_t pkv_tree_desk_shared(int32_t rows) {
-  const int64_t line = (int64_t)rows + 2;
-  const int64_t table = pkv_tree_min_levels(rows) * line * 4;
-  const int64_t order = (int64_t)pkv_tree_power(rows) * 8 + 4 * line * 8;
-  return ((table > order ? table : order) + 7) / 8 * 8;
+/* Bytes that keys and links need first, then the table, or ranks and nodes. */
+static inline PKV_HD int64_t pkv_tree_desk_shared(int32_t rows, int32_t window) {
+  const int64_t line = (int64_t)rows + 2, order = (int64_t)pkv_tree_power(rows) * 8 + 4 * line * 8;
+  const int64_t later = window > 0
+                            ? pkv_tree_min_levels(rows) * line * 4
+                            : line * (int64_t)(sizeof(pkv_tree_rank) + sizeof(pkv_tree_node));
+  return ((later > order ? later : order) + 15) / 16 * 16;
 }
 
-static inline PKV_HD int64_t pkv_tree_desk_bytes(int32_t rows, int32_t parts) {
-  const int64_t line = (int64_t)rows + 2;
-  return pkv_tree_desk_shared(rows) + 4 * line * 8 + PKV_TREE_DESK_ARRAYS * line * 4 +
-         (2 * (int64_t)parts + 2) * 4 + (parts + 1) * (int64_t)sizeof(pkv_node_cursor) +
-         (2 * (int64_t)parts + 1) * (int64_t)sizeof(pkv_private_cursor);
+static inline PKV_HD int64_t pkv_tree_desk_bytes(const pkv_plan_core *core) {
+  const int64_t line = (int64_t)core->rows + 2, parts = core->parts;
+  const int64_t wide = 2 + (core->window > 0) + (core->batch_invariant != 0);
+  return pkv_tree_desk_shared(core->rows, core->window) + wide * line * 8 + 18 * line * 4 +
+         (parts + 1) * (int64_t)sizeof(pkv_node_cursor) +
+         (2 * parts + 1) * (int64_t)sizeof(pkv_private_cursor) + (3 * parts + 2) * 4;
 }
 
-/* memory: pkv_tree_desk_bytes of it, aligned to 8. */
+/* memory: pkv_tree_desk_bytes of it, aligned to 16. in: for a window's ranks and nodes. */
 static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
-                                             const pkv_tree_core *t) {
-  const int32_t rows = t->core.rows;
+                                             const pkv_tree_input *in, const pkv_plan_core *core) {
+  const int32_t rows = core->rows;
   const int64_t line = (int64_t)rows + 2;
   unsigned char *at = (unsigned char *)memory;
   d->keys = (uint64_t *)(void *)at;
   d->links = (pkv_tree_link *)(void *)(at + (int64_t)pkv_tree_power(rows) * 8);
   d->more_links = d->links + 2 * line;
   d->table = (int32_t *)(void *)at;
-  int64_t *wide = (int64_t *)(void *)(at + pkv_tree_desk_shared(rows));
+  d->ranks = (pkv_tree_rank *)(void *)at;
+  d->nodes = (pkv_tree_node *)(void *)(d->ranks + line);
+  if (core->window > 0) {
+    unsigned char *plan = (unsigned char *)in->plan;
+    d->ranks = (pkv_tree_rank *)(void *)(plan + in->tree.ranks_at);
+    d->nodes = (pkv_tree_node *)(void *)(plan + in->tree.nodes_at);
+  }
+  int64_t *wide = (int64_t *)(void *)(at + pkv_tree_desk_shared(rows, core->window));
   d->cost = wide;
   d->rank_cost = wide + line;
-  d->w.first_sum = t->core.window > 0 ? wide + 2 * line : 0;
-  d->w.end_sum = t->core.batch_invariant ? wide + 3 * line : 0;
-  int32_t *word = (int32_t *)(void *)(wide + 4 * line);
+  wide += 2 * line;
+  d->w.first_sum = core->window > 0 ? wide : 0;
+  if (core->window > 0) wide += line;
+  d->w.end_sum = core->batch_invariant ? wide : 0;
+  if (core->batch_invariant) wide += line;
+  int32_t *word = (int32_t *)(void *)wide;
   d->w.lcp = word;
   d->w.rep = word + line;
   d->w.first = word + 2 * line;
@@ -81,19 +99,24 @@ static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
   d->w.kid_ranks = word + 6 * line;
   d->w.kid_tiles = word + 7 * line;
   d->w.cover = word + 8 * line;
-  d->w.deep = word + 9 * line;
-  d->w.index = word + 10 * line;
-  d->votes = word + 11 * line;
-  d->segments = word + 12 * line;
-  d->base = word + 13 * line;
-  d->marks = word + PKV_TREE_DESK_ARRAYS * line;
-  d->node_cursors = (pkv_node_cursor *)(void *)(d->marks + 2 * (int64_t)t->core.parts + 2);
-  d->private_cursors = (pkv_private_cursor *)(void *)(d->node_cursors + t->core.parts + 1);
+  d->w.ends = word + 9 * line;
+  d->w.deep = word + 10 * line;
+  d->row = word + 11 * line;
+  d->length = word + 12 * line;
+  d->votes = word + 13 * line;
+  d->segments = word + 14 * line;
+  d->base = word + 15 * line;
+  d->rank_base = word + 16 * line;
+  word += 18 * line;
+  d->node_cursors = (pkv_node_cursor *)(void *)word;
+  d->private_cursors = (pkv_private_cursor *)(void *)(d->node_cursors + core->parts + 1);
+  d->marks = (int32_t *)(void *)(d->private_cursors + 2 * (int64_t)core->parts + 1);
 }
 
 /* Bytes of keys, leaders and a desk for up to `rows` rows that share at most `units` units. */
-static inline PKV_HD int64_t pkv_tree_memory_bytes(int64_t rows, int64_t units, int32_t parts) {
-  return units * rows * 8 + 2 * (rows + 16) * 4 + pkv_tree_desk_bytes((int32_t)rows, parts);
+static inline PKV_HD int64_t pkv_tree_memory_bytes(const pkv_plan_core *core, int64_t units) {
+  const int64_t rows = core->rows;
+  return units * rows * 8 + 2 * (rows + 16) * 4 + pkv_tree_desk_bytes(core) + 64;
 }
 /* Sets keys, leader and units; returns the desk. memory: aligned to 64. */
 static inline PKV_HD void *pkv_tree_memory_init(pkv_tree_input *in, void *memory, int64_t units) {
@@ -102,8 +125,10 @@ static inline PKV_HD void *pkv_tree_memory_init(pkv_tree_input *in, void *memory
   in->keys = (uint64_t *)(void *)at;
   at += units * rows * 8;
   in->leader = (int32_t *)(void *)at;
-  in->units = in->leader + (rows + 1) / 2 * 2;
-  return in->units + (rows + 1) / 2 * 2;
+  at += (rows + 3) / 4 * 16;
+  in->units = (int32_t *)(void *)at;
+  at += (rows + 3) / 4 * 16;
+  return at + ((uintptr_t)at % 16 ? 16 - (uintptr_t)at % 16 : 0);
 }
 
 #endif

@@ -196,7 +196,7 @@ void pkv_tree_find(pkv_tree_rank *ranks, const pkv_tree_scratch *scratch, const 
   const finder f = {t, seq_len, table, stride, chained, array[PKV_TREE_FREE]};
   if (t->core.rows == 0) return;
   for (int32_t row = 0; row < t->core.rows; row++)
-    f.pages[row] = (int32_t)pkv_tree_pages(t, pkv_tree_shareable(&t->core, seq_len[row]));
+    f.pages[row] = pkv_tree_pages(t, pkv_tree_shareable(&t->core, seq_len[row]));
   int32_t *rows[2] = {array[4], array[5]}, *common[2] = {array[6], array[7]};
   const int sorted = sort_rows(&f, rows, common, t->core.rows);
   find_leaders(&f, array[PKV_TREE_LEADER], array[PKV_TREE_UNITS], rows[sorted], common[sorted],

@@ -39,15 +39,14 @@ static int32_t tree_least32(int32_t x) {
 static int64_t tree_least64(int64_t x) {
   return x;
 }
-static int64_t tree_scan32(int32_t *x, int32_t n) {
-  for (int32_t i = 1; i < n; i++)
-    x[i] += x[i - 1];
-  return n > 0 ? x[n - 1] : 0;
-}
-static int64_t tree_scan64(int64_t *x, int32_t n) {
-  for (int32_t i = 1; i < n; i++)
-    x[i] = (int64_t)((uint64_t)x[i] + (uint64_t)x[i - 1]);
-  return n > 0 ? x[n - 1] : 0;
+static void tree_scan(int64_t *a, int64_t *b, int32_t *c, int32_t *d, int32_t *e, int32_t n) {
+  for (int32_t i = 1; i < n; i++) {
+    if (a) a[i] = (int64_t)((uint64_t)a[i] + (uint64_t)a[i - 1]);
+    if (b) b[i] += b[i - 1];
+    if (c) c[i] += c[i - 1];
+    if (d) d[i] += d[i - 1];
+    if (e) e[i] += e[i - 1];
+  }
 }
 static void tree_sort(uint64_t *keys, int32_t n) {
   for (uint32_t k = 2; k <= (uint32_t)n; k *= 2)
@@ -74,7 +73,6 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
   pkv_tree_input in = {.seq_len = b->seq_len,
                        .block_table = b->table,
                        .block_table_stride = b->max_pages,
-                       .max_pages = b->max_pages,
                        .max_seq_len = 1 << 20,
                        .chained = chained};
   int32_t longest = 0;
@@ -82,6 +80,7 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
     if (b->seq_len[row] > longest) longest = b->seq_len[row];
   if (pkv_plan_prepare_shared(&in.header, &in.tree, shape, options, b->rows, &err))
     fail_msg("prepare: %s", err.text);
+  in.max_units = (int32_t)((int64_t)b->max_pages * in.header.page_tokens / in.header.unit_tokens);
   pkv_shared_bounds bounds;
   if (pkv_plan_shared_bounds(&bounds, shape, options, b->rows, longest, &err))
     fail_msg("bounds: %s", err.text);
@@ -89,7 +88,8 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
   in.plan = memory_of((size_t)in.header.plan_bytes, 0);
   void *memory = memory_of(bounds.memory_bytes, 0x77);
   void *desk = pkv_tree_memory_init(&in, memory, bounds.units);
-  const int64_t desk_bytes = pkv_tree_desk_bytes(b->rows, in.header.parts);
+  const pkv_plan_core core = pkv_plan_core_of(&in.header);
+  const int64_t desk_bytes = pkv_tree_desk_bytes(&core);
   assert_true((unsigned char *)desk + desk_bytes <= (unsigned char *)memory + bounds.memory_bytes);
   const int32_t most = 32; /* units at a time: carries are needed */
   int64_t *sums = memory_of((size_t)most * 8, 0x77);

@@ -162,7 +162,9 @@ static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t 
   p.input.seq_len = seq_len;
   p.input.block_table = sharing->block_table;
   p.input.block_table_stride = sharing->block_table_stride;
-  p.input.max_pages = sharing->max_pages;
+  const int64_t units =
+      (int64_t)sharing->max_pages * plan->header.page_tokens / plan->header.unit_tokens;
+  p.input.max_units = units < INT32_MAX ? (int32_t)units : INT32_MAX;
   p.input.max_seq_len = plan->limits.max_seq_len;
   p.input.chained = (sharing->flags & PKV_TABLE_CHAINED) != 0;
   p.memory = plan->tree.memory;

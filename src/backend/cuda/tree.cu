@@ -9,9 +9,9 @@
  *   leaders  a block of 256 a row: 8-ary (4-ary beyond 512 rows) search for the deepest key that an
  *            earlier row has, then one comparison of ids with that row. Three to four dependent
  *            reads of L2.
- *   plan     one block of 512: ranks, nodes, parts in shared memory (137 KB at 1,024 rows
+ *   plan     one block of 512: ranks, nodes, parts in shared memory (197 KB at 1,024 rows
  *            and 132 parts; beyond what the device has, in global memory). Bitonic sort in
- *            registers, pointer jumping, a table of minima, then scans.
+ *            registers, pointer jumping, then sums over ranks and over cursors.
  * The phases are those of plan/tree_block.h; here is what a block is.
  */
 #include "backend/cuda/cuda_launch.h"
@@ -56,43 +56,92 @@ static __device__ int64_t tree_least64(int64_t x) {
   });
 }
 
+/* An array to be summed up, or, from a literal 0, none: all of that is left out. */
+template <typename P> struct tree_lane {
+  static __device__ __forceinline__ int at(P, int32_t) {
+    return 0;
+  }
+  static __device__ __forceinline__ int from(int x, int) {
+    return x;
+  }
+  static __device__ __forceinline__ int put(P, int32_t, int x) {
+    return x;
+  }
+  typedef int sum;
+};
+template <typename T, typename U> struct tree_lane_of {
+  static __device__ __forceinline__ U at(const T *x, int32_t i) {
+    return (U)x[i];
+  }
+  static __device__ __forceinline__ U from(U x, int lane) {
+    return __shfl_sync(ALL_LANES, x, lane);
+  }
+  static __device__ __forceinline__ U put(T *x, int32_t i, U before) {
+    before += (U)x[i];
+    x[i] = (T)before;
+    return before;
+  }
+  typedef U sum;
+};
+template <> struct tree_lane<int32_t *> : tree_lane_of<int32_t, unsigned> {};
+template <> struct tree_lane<int64_t *> : tree_lane_of<int64_t, unsigned long long> {};
+
+template <typename A, typename B, typename C, typename D, typename E> struct tree_sums {
+  typename tree_lane<A>::sum a;
+  typename tree_lane<B>::sum b;
+  typename tree_lane<C>::sum c;
+  typename tree_lane<D>::sum d;
+  typename tree_lane<E>::sum e;
+  __device__ __forceinline__ tree_sums plus(const tree_sums &x) const {
+    return {a + x.a, b + x.b, c + x.c, d + x.d, e + x.e};
+  }
+  __device__ __forceinline__ tree_sums minus(const tree_sums &x) const {
+    return {a - x.a, b - x.b, c - x.c, d - x.d, e - x.e};
+  }
+  __device__ __forceinline__ tree_sums from(int lane) const {
+    return {tree_lane<A>::from(a, lane), tree_lane<B>::from(b, lane), tree_lane<C>::from(c, lane),
+            tree_lane<D>::from(d, lane), tree_lane<E>::from(e, lane)};
+  }
+  /* Inclusive sums over the lanes, of which `count` matter. */
+  __device__ __forceinline__ tree_sums upto(int lane, int count) const {
+    tree_sums x = *this;
+    for (int step = 1; step < count; step *= 2) {
+      const tree_sums other = x.from(lane >= step ? lane - step : lane);
+      if (lane >= step) x = x.plus(other);
+    }
+    return x;
+  }
+};
+
 /* Threads take neighbouring runs; sums wrap as unsigned ones do. */
-template <typename T, typename U> static __device__ int64_t tree_scan(T *x, int32_t n) {
-  __shared__ U warps[32];
+template <typename A, typename B, typename C, typename D, typename E>
+static __device__ __forceinline__ void tree_scan(A a, B b, C c, D d, E e, int32_t n) {
+  typedef tree_sums<A, B, C, D, E> sums;
+  __shared__ sums warps[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
   __syncthreads();
   const int32_t each = (n + (int32_t)blockDim.x - 1) / (int32_t)blockDim.x;
   const int32_t from = min(n, (int32_t)threadIdx.x * each), to = min(n, from + each);
-  U sum = 0;
+  sums sum = {0, 0, 0, 0, 0};
   for (int32_t i = from; i < to; i++)
-    sum += (U)x[i];
-  U upto = sum;
-  for (int step = 1; step < 32; step *= 2) {
-    const U other = __shfl_up_sync(ALL_LANES, upto, step);
-    if (lane >= step) upto += other;
-  }
+    sum = sum.plus({tree_lane<A>::at(a, i), tree_lane<B>::at(b, i), tree_lane<C>::at(c, i),
+                    tree_lane<D>::at(d, i), tree_lane<E>::at(e, i)});
+  const sums upto = sum.upto(lane, 32);
   if (lane == 31) warps[warp] = upto;
   __syncthreads();
-  U total = lane < count ? warps[lane] : 0;
-  for (int step = 1; step < 32; step *= 2) {
-    const U other = __shfl_up_sync(ALL_LANES, total, step);
-    if (lane >= step) total += other;
-  }
-  const U before = warp > 0 ? __shfl_sync(ALL_LANES, total, warp - 1) : 0;
-  U at = upto - sum + (warp > 0 ? before : 0);
+  sums before = {0, 0, 0, 0, 0};
+  if (lane < count) before = warps[lane];
+  before = before.upto(lane, count).from(warp > 0 ? warp - 1 : 0);
+  if (warp == 0) before = {0, 0, 0, 0, 0};
+  sums at = before.plus(upto.minus(sum));
   for (int32_t i = from; i < to; i++) {
-    at += (U)x[i];
-    x[i] = (T)at;
+    at.a = tree_lane<A>::put(a, i, at.a);
+    at.b = tree_lane<B>::put(b, i, at.b);
+    at.c = tree_lane<C>::put(c, i, at.c);
+    at.d = tree_lane<D>::put(d, i, at.d);
+    at.e = tree_lane<E>::put(e, i, at.e);
   }
-  total = __shfl_sync(ALL_LANES, total, count - 1);
   __syncthreads();
-  return (int64_t)total;
-}
-static __device__ int64_t tree_scan32(int32_t *x, int32_t n) {
-  return (int32_t)tree_scan<int32_t, uint32_t>(x, n);
-}
-static __device__ int64_t tree_scan64(int64_t *x, int32_t n) {
-  return tree_scan<int64_t, unsigned long long>(x, n);
 }
 
 static __device__ void tree_sort(uint64_t *keys, int32_t n);
@@ -227,7 +276,8 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
   void *desk = pkv_tree_memory_init(&in, p->memory, p->most_units);
   const tree_zeros zeros = {(uint4 *)in.plan, in.header.plan_bytes / 16, p->counters,
                             p->counter_count, p->fault};
-  const int64_t bytes = pkv_tree_desk_bytes(rows, in.header.parts);
+  const pkv_plan_core core = pkv_plan_core_of(&in.header);
+  const int64_t bytes = pkv_tree_desk_bytes(&core);
   const bool fits = bytes <= p->desk_bytes;
   cudaLaunchConfig_t config = {};
   cudaLaunchAttribute attribute = {};
