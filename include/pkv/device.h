@@ -77,8 +77,8 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_upload(pkv_device_plan *out, c
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_download(void *memory, size_t capacity,
                                                            size_t *bytes, pkv_device_plan *plan,
                                                            void *stream, pkv_error *err);
-/* Waits; *row is the last row whose table held a page id outside the cache in a run since the
-   plan was built; -1 = none. */
+/* Waits; *row is the last row whose table held a page id outside the cache, or whose partial states
+   never came, in a run since the plan was built; -1 = none. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_fault(int32_t *row, pkv_device_plan *plan,
                                                         void *stream, pkv_error *err);
 /*
@@ -92,8 +92,12 @@ PKV_API void pkv_device_plan_set_overlap(pkv_device_plan *plan, int32_t overlap)
 /* The seed's routes: 1 = the last task of a segment merges, without a second launch. */
 PKV_API void pkv_device_plan_set_fused(pkv_device_plan *plan, int32_t fused);
 
-/* As pkv_attention_run; args->plan must be NULL and args->workspace is not used. f32 caches:
-   E_UNSUPPORTED. */
+/*
+ * As pkv_attention_run; args->plan must be NULL and args->workspace is not used. f32 caches:
+ * E_UNSUPPORTED. Route shared: f16 or bf16 caches with head_dim 64 or 128, q of the cache's type,
+ * addresses and strides at multiples of 16 bytes, pages of 16 tokens or more (a power of two), no
+ * batch invariance, compute capability 9.0; else E_UNSUPPORTED, and the text says which.
+ */
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_attention(pkv_executor *executor,
                                                        pkv_device_plan *plan,
                                                        const pkv_attention_args *args, void *stream,

@@ -118,6 +118,7 @@ static pkv_status check_table(pkv_attention_params *p, const pkv_attention_args 
   p->block_table = args->block_table;
   p->block_table_stride =
       args->block_table_stride != 0 ? args->block_table_stride : args->max_pages;
+  p->max_pages = args->max_pages;
   PKV_CHECK(err, p->block_table_stride >= args->max_pages, PKV_E_INVALID,
             "args->block_table_stride is %lld, less than max_pages %d",
             (long long)args->block_table_stride, args->max_pages);

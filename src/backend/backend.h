@@ -20,6 +20,7 @@ typedef struct pkv_attention_params {
   pkv_cache cache;            /* scales resolved: never 0; head scales may be NULL */
   const int32_t *block_table; /* [rows, block_table_stride] */
   int64_t block_table_stride;
+  int32_t max_pages; /* entries of a row that may be read */
   const void *q;
   void *out;
   float *lse; /* or NULL */

@@ -226,6 +226,7 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.cache = a->cache;
   p.block_table = a->block_table;
   p.block_table_stride = a->block_table_stride;
+  p.max_pages = a->max_pages;
   p.q = a->q;
   p.out = a->out;
   p.lse = a->lse;

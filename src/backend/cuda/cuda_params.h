@@ -31,6 +31,7 @@ typedef struct pkv_cuda_decode_params {
   pkv_cache cache;
   const int32_t *block_table; /* [rows, block_table_stride] */
   int64_t block_table_stride;
+  int32_t max_pages; /* entries of a row that may be read */
   const void *q; /* [rows * q_len, query_heads, head_dim] */
   void *out;
   float *lse; /* or NULL */

@@ -86,7 +86,8 @@ template <int HD> struct pkv_node_feed {
     bool outside = false;
 #pragma unroll
     for (int i = 0; i < turns; ++i) {
-      page[i] = __ldg(table + ((token + i * rows_a_turn) >> p.page_shift));
+      const int index = min((token + i * rows_a_turn) >> p.page_shift, p.max_pages - 1);
+      page[i] = __ldg(table + index);
       outside |= (uint32_t)page[i] >= (uint32_t)p.cache.pages;
     }
     if (!outside) return;

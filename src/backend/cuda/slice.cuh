@@ -37,7 +37,9 @@ static __device__ __forceinline__ int pkv_fetch_pages(const pkv_walk &w, const P
   token = min(token, w.len - 1); /* padded: the row's last valid page again */
   const int index =
       pkv_runs(p) || p.page_shift >= 0 ? token >> p.page_shift : token / p.cache.page_tokens;
-  const int page = __ldg(p.block_table + (int64_t)w.row * p.block_table_stride + index);
+  const int page = index < p.max_pages
+                       ? __ldg(p.block_table + (int64_t)w.row * p.block_table_stride + index)
+                       : -1; /* the row is longer than its table */
   if ((uint32_t)page < (uint64_t)p.cache.pages) return page;
   atomicMax(p.fault, 1 + w.row);
   return -1;
