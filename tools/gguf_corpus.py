@@ -160,17 +160,18 @@ def noise(kind, elements, rng):
 
 
 def model(kind, width=32, heads=2, kv_heads=1, ffn=32, layers=1, vocab=10, extra=(), tied=True,
-          dim=None):
+          dim=None, arch="llama"):
     """A llama model with a tokenizer; norms are ones. Rows that are no whole blocks of `kind` are
     Q8_0."""
     rng = random.Random(kind)
-    extra = [*extra, *([key("llama.attention.key_length", U32, dim)] if dim else [])]
+    extra = [*extra, *([key(f"{arch}.attention.key_length", U32, dim)] if dim else [])]
     dim = dim or width // heads
-    keys = [key("general.architecture", STRING, "llama"), key("llama.block_count", U32, layers),
-            key("llama.embedding_length", U32, width), key("llama.feed_forward_length", U32, ffn),
-            key("llama.context_length", U32, 64), key("llama.attention.head_count", U32, heads),
-            key("llama.attention.head_count_kv", U32, kv_heads),
-            key("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
+    keys = [key("general.architecture", STRING, arch), key(f"{arch}.block_count", U32, layers),
+            key(f"{arch}.embedding_length", U32, width),
+            key(f"{arch}.feed_forward_length", U32, ffn),
+            key(f"{arch}.context_length", U32, 64), key(f"{arch}.attention.head_count", U32, heads),
+            key(f"{arch}.attention.head_count_kv", U32, kv_heads),
+            key(f"{arch}.attention.layer_norm_rms_epsilon", F32, 1e-5),
             key("tokenizer.ggml.model", STRING, "gpt2"),
             key("tokenizer.ggml.pre", STRING, "smollm"),
             array("tokenizer.ggml.tokens", STRING,
@@ -187,6 +188,10 @@ def model(kind, width=32, heads=2, kv_heads=1, ffn=32, layers=1, vocab=10, extra
             ("attn_k", width, dim * kv_heads), ("attn_v", width, dim * kv_heads),
             ("attn_output", dim * heads, width), ("ffn_norm", width, 0), ("ffn_gate", width, ffn),
             ("ffn_up", width, ffn), ("ffn_down", ffn, width))]
+        if arch == "gemma3":
+            shapes += [(f"blk.{i}.{name}.weight", size, 0) for name, size in (
+                ("attn_q_norm", dim), ("attn_k_norm", dim), ("post_attention_norm", width),
+                ("post_ffw_norm", width))]
     table, data = [], b""
     for name, inputs, outputs in shapes:
         data += bytes(-len(data) % 32)
@@ -211,6 +216,8 @@ def models():
     yield "q8_0", model(8, tied=False)
     for name, kind in (("q4_k", 12), ("q5_k", 13), ("q6_k", 14)):
         yield name, model(kind, width=256, heads=1, ffn=32, dim=32)
+    yield "gemma3", model(8, layers=7, arch="gemma3",
+                          extra=[key("gemma3.attention.sliding_window", U32, 32)])
     yield "scaled", model(0, width=8, heads=1, ffn=8,
                           extra=[key("llama.rope.scaling.type", STRING, "linear"),
                                  key("llama.rope.scaling.factor", F32, 4.0)])

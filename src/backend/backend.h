@@ -137,6 +137,9 @@ typedef struct pkv_backend_ops {
   /* y = silu(gate) * up, elementwise over [m, n]; y may be gate. */
   pkv_status (*swiglu)(pkv_executor *executor, float *y, const float *gate, const float *up,
                        int64_t count, pkv_error *err);
+  /* The same with gelu (its tanh form). */
+  pkv_status (*geglu)(pkv_executor *executor, float *y, const float *gate, const float *up,
+                      int64_t count, pkv_error *err);
   /* y += x */
   pkv_status (*add)(pkv_executor *executor, float *y, const float *x, int64_t count,
                     pkv_error *err);

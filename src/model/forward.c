@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The forward pass of a llama model over a mixed batch: tables and scratch are taken at creation,
- * a run allocates nothing. Activations pass in chunks of rows, so that the scratch of the wide
- * layers does not grow with the batch; rows are independent, so the chunks never show in a result.
+ * The forward pass of a llama or gemma3 model over a mixed batch: tables and scratch are taken at
+ * creation, a run allocates nothing. Activations pass in chunks of rows, so that the scratch of the
+ * wide layers does not grow with the batch; rows are independent, so the chunks never show in a
+ * result.
  */
 #include "model/model.h"
 
@@ -23,8 +24,9 @@ struct pkv_forward {
   void *block;
   size_t block_bytes;
   int32_t chunk;     /* rows of the chunk buffers */
-  double *frequency; /* [rope_dim / 2] radians a position */
-  float *cos_sin;    /* [max_positions, rope_dim / 2, 2], the first `angles` positions filled */
+  double *frequency; /* [tables, rope_dim / 2] radians a position */
+  float *cos_sin;    /* [tables, max_positions, rope_dim / 2, 2], `angles` positions filled */
+  int32_t tables;    /* of rotations: 2 where local layers have a base of their own */
   int32_t angles;
   float *x;             /* [max_tokens, width] the residual stream */
   float *q;             /* [max_tokens, query_heads * head_dim] */
@@ -79,8 +81,9 @@ static void take_parts(pkv_forward *f, layout *l) {
   const widths w = widths_of(f->model);
   const size_t tokens = (size_t)f->options.max_tokens, logits = (size_t)f->options.max_logits;
   const size_t chunk = (size_t)f->chunk, row = sizeof(float);
-  f->frequency = take(l, (size_t)f->model->hp.rope_dim / 2, sizeof(double));
-  f->cos_sin = take(l, (size_t)f->options.max_positions, (size_t)f->model->hp.rope_dim * row);
+  f->frequency = take(l, (size_t)f->tables * (size_t)f->model->hp.rope_dim / 2, sizeof(double));
+  f->cos_sin = take(l, (size_t)f->options.max_positions,
+                    (size_t)f->tables * (size_t)f->model->hp.rope_dim * row);
   f->x = take(l, tokens, (size_t)w.width * row);
   f->q = take(l, tokens, (size_t)w.q * row);
   f->attended = take(l, tokens, (size_t)w.q * row);
@@ -117,6 +120,8 @@ static void fill_frequencies(pkv_forward *f) {
     f->frequency[j] = pow((double)m->hp.rope_base, -2.0 * j / m->hp.rope_dim);
     f->frequency[j] /= (double)m->rope_factor;
     if (m->rope_freqs) f->frequency[j] /= (double)m->rope_freqs[j];
+    if (f->tables == 2)
+      f->frequency[m->hp.rope_dim / 2 + j] = pow((double)m->local_base, -2.0 * j / m->hp.rope_dim);
   }
 }
 
@@ -131,10 +136,13 @@ static void grow_cos_sin(pkv_forward *f, const pkv_forward_batch *b) {
   for (int32_t i = 0; i < b->tokens; i++)
     last = b->positions[i] > last ? b->positions[i] : last;
   for (; f->angles <= last; f->angles++) {
-    float *to = f->cos_sin + (int64_t)f->angles * half * 2;
-    for (int32_t j = 0; j < half; j++) {
-      to[2 * j] = (float)cos((double)f->angles * f->frequency[j]);
-      to[2 * j + 1] = (float)sin((double)f->angles * f->frequency[j]);
+    for (int32_t t = 0; t < f->tables; t++) {
+      float *to = f->cos_sin + ((int64_t)t * f->options.max_positions + f->angles) * half * 2;
+      const double *frequency = f->frequency + t * half;
+      for (int32_t j = 0; j < half; j++) {
+        to[2 * j] = (float)cos((double)f->angles * frequency[j]);
+        to[2 * j + 1] = (float)sin((double)f->angles * frequency[j]);
+      }
     }
   }
 }
@@ -159,6 +167,7 @@ pkv_status pkv_forward_create(pkv_forward **out, const pkv_model *model, pkv_exe
   f->model = model;
   f->executor = executor;
   f->options = *options;
+  f->tables = model->gemma ? 2 : 1;
   f->chunk = options->max_tokens < CHUNK_ROWS ? options->max_tokens : CHUNK_ROWS;
   const pkv_status status = take_buffers(f, err);
   if (status != PKV_OK) {
@@ -269,9 +278,30 @@ static int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
+/* The rotations of a layer. */
+static const float *cos_sin_of(const pkv_forward *f, int32_t layer) {
+  const bool local = f->model->gemma && (layer + 1) % f->model->global_every != 0;
+  return f->cos_sin + (local ? (int64_t)f->options.max_positions * f->model->hp.rope_dim : 0);
+}
+
+/* Norms of single heads, where the model has them. */
+static pkv_status norm_heads(const pkv_forward *f, const pkv_layer *l, float *q, int64_t rows,
+                             pkv_error *err) {
+  const pkv_backend_ops *ops = f->executor->ops;
+  const pkv_hparams *hp = &f->model->hp;
+  const int64_t dim = hp->head_dim;
+  if (!l->q_norm) return PKV_OK;
+  PKV_TRY(ops->rms_norm(f->executor, q, dim, q, dim, l->q_norm, rows * hp->query_heads, dim,
+                        hp->norm_eps, err));
+  return ops->rms_norm(f->executor, f->k, dim, f->k, dim, l->k_norm, rows * hp->kv_heads, dim,
+                       hp->norm_eps, err);
+}
+
 /* Norm, q k v, rope, and the new K and V into their pages. */
-static pkv_status attend_inputs(pkv_forward *f, const pkv_layer *l, const pkv_cache *cache,
+static pkv_status attend_inputs(pkv_forward *f, int32_t layer, const pkv_cache *cache,
                                 const pkv_forward_batch *b, pkv_error *err) {
+  const pkv_layer *l = &f->model->layers[layer];
+  const float *cos_sin = cos_sin_of(f, layer);
   const pkv_hparams *hp = &f->model->hp;
   const pkv_backend_ops *ops = f->executor->ops;
   const widths w = widths_of(f->model);
@@ -284,10 +314,11 @@ static pkv_status attend_inputs(pkv_forward *f, const pkv_layer *l, const pkv_ca
                                       product(f, &l->k, l->k_bias, f->normed, m, f->k),
                                       product(f, &l->v, l->v_bias, f->normed, m, f->v)};
     PKV_TRY(ops->matmul_many(f->executor, qkv, 3, err));
+    PKV_TRY(norm_heads(f, l, q, m, err));
     PKV_TRY(ops->rope(f->executor, q, w.q, m, hp->query_heads, hp->head_dim, hp->rope_dim,
-                      hp->rope_pairs_adjacent, f->cos_sin, b->positions + first, err));
+                      hp->rope_pairs_adjacent, cos_sin, b->positions + first, err));
     PKV_TRY(ops->rope(f->executor, f->k, w.kv, m, hp->kv_heads, hp->head_dim, hp->rope_dim,
-                      hp->rope_pairs_adjacent, f->cos_sin, b->positions + first, err));
+                      hp->rope_pairs_adjacent, cos_sin, b->positions + first, err));
     pkv_append_args append = PKV_APPEND_ARGS_INIT;
     append.cache = cache;
     append.tokens = m;
@@ -319,6 +350,17 @@ static pkv_status attend(pkv_forward *f, const pkv_cache *cache, const pkv_forwa
   return PKV_OK;
 }
 
+/* x += norm(y), in y's place; without a norm the product has added to x itself. */
+static pkv_status back(const pkv_forward *f, float *x, float *y, const float *norm, int64_t rows,
+                       pkv_error *err) {
+  const pkv_backend_ops *ops = f->executor->ops;
+  const int64_t width = f->model->hp.width;
+  if (!norm) return PKV_OK;
+  PKV_TRY(ops->rms_norm(f->executor, y, width, y, width, norm, rows, width, f->model->hp.norm_eps,
+                        err));
+  return ops->add(f->executor, x, y, rows * width, err);
+}
+
 /* What follows attention in a layer, for `rows` rows of x and of the heads' outputs. */
 static pkv_status feed_forward(pkv_forward *f, const pkv_layer *l, float *x, const float *attended,
                                int64_t rows, pkv_error *err) {
@@ -328,17 +370,22 @@ static pkv_status feed_forward(pkv_forward *f, const pkv_layer *l, float *x, con
     const int64_t m = smaller(f->chunk, rows - first);
     float *xc = x + first * w.width;
     pkv_matmul_params o = product(f, &l->o, l->o_bias, attended + first * w.q, m, xc);
-    o.accumulate = 1;
+    o.accumulate = l->attn_post_norm == NULL;
+    if (l->attn_post_norm) o.y = f->normed;
     PKV_TRY(ops->matmul(f->executor, &o, err));
+    PKV_TRY(back(f, xc, f->normed, l->attn_post_norm, m, err));
     PKV_TRY(ops->rms_norm(f->executor, f->normed, w.width, xc, w.width, l->ffn_norm, m, w.width,
                           f->model->hp.norm_eps, err));
     const pkv_matmul_params two[2] = {product(f, &l->gate, NULL, f->normed, m, f->gate),
                                       product(f, &l->up, NULL, f->normed, m, f->up)};
     PKV_TRY(ops->matmul_many(f->executor, two, 2, err));
-    PKV_TRY(ops->swiglu(f->executor, f->gate, f->gate, f->up, m * w.ffn, err));
+    PKV_TRY((f->model->gemma ? ops->geglu : ops->swiglu)(f->executor, f->gate, f->gate, f->up,
+                                                         m * w.ffn, err));
     pkv_matmul_params down = product(f, &l->down, NULL, f->gate, m, xc);
-    down.accumulate = 1;
+    down.accumulate = l->ffn_post_norm == NULL;
+    if (l->ffn_post_norm) down.y = f->normed;
     PKV_TRY(ops->matmul(f->executor, &down, err));
+    PKV_TRY(back(f, xc, f->normed, l->ffn_post_norm, m, err));
   }
   return PKV_OK;
 }
@@ -371,10 +418,10 @@ pkv_status pkv_forward_run(pkv_forward *f, const pkv_cache *caches, const pkv_fo
   /* One fstat a pass: a model file cut short is an error, not a SIGBUS (but for a race). */
   PKV_TRY(pkv_gguf_check_unchanged(m->gguf, err));
   PKV_TRY(f->executor->ops->embed(f->executor, f->x, m->hp.width, &m->embed, batch->ids,
-                                  batch->tokens, 1.0f, err));
+                                  batch->tokens, m->embed_scale, err));
   for (int32_t i = 0; i < m->hp.layers; i++) {
     const pkv_layer *l = &m->layers[i];
-    PKV_TRY(attend_inputs(f, l, &caches[i], batch, err));
+    PKV_TRY(attend_inputs(f, i, &caches[i], batch, err));
     PKV_TRY(attend(f, &caches[i], batch, err));
     if (i + 1 < m->hp.layers)
       PKV_TRY(feed_forward(f, l, f->x, f->attended, batch->tokens, err));

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hyper-parameters of the llama architecture. One pass over all of them, before any use: a value
- * out of its range is refused by key and value, a value we would have to ignore is refused by name.
+ * Hyper-parameters of the llama and gemma3 architectures; keys are written as llama's below. One
+ * pass over all of them, before any use: a value out of its range is refused by key and value, a
+ * value we would have to ignore is refused by name.
  */
 #include "model/model_parts.h"
 
@@ -19,10 +20,27 @@
 #define MAX_CONTEXT (1 << 22)
 #define MAX_GROUP   32 /* query heads a KV head: what attention takes */
 
+#define KEY_BYTES        96
+#define WINDOW           "llama.attention.sliding_window"
+#define GEMMA_27B_LAYERS 62
+
+/* A key of llama's as this model's architecture spells it. */
+static const char *key_of(char text[KEY_BYTES], const pkv_model *m, const char *key) {
+  (void)snprintf(text, KEY_BYTES, "%s%s", m->architecture, key + strlen("llama"));
+  return text;
+}
+
+static pkv_status get_float(double *value, const pkv_model *m, const char *key, bool required,
+                            double lo, double hi, pkv_error *err) {
+  char text[KEY_BYTES];
+  return pkv_gguf_get_float(value, m->gguf, key_of(text, m, key), required, lo, hi, err);
+}
+
 static pkv_status get_i32(int32_t *out, const pkv_model *m, const char *key, bool required,
                           int64_t lo, int64_t hi, pkv_error *err) {
+  char text[KEY_BYTES];
   int64_t value = *out;
-  PKV_TRY(pkv_gguf_get_int(&value, m->gguf, key, required, lo, hi, err));
+  PKV_TRY(pkv_gguf_get_int(&value, m->gguf, key_of(text, m, key), required, lo, hi, err));
   *out = (int32_t)value;
   return PKV_OK;
 }
@@ -33,31 +51,31 @@ static pkv_status read_heads(pkv_model *m, pkv_error *err) {
   hp->kv_heads = hp->query_heads;
   PKV_TRY(get_i32(&hp->kv_heads, m, "llama.attention.head_count_kv", false, 1, MAX_HEADS, err));
   PKV_CHECK(err, hp->query_heads % hp->kv_heads == 0, PKV_E_FORMAT,
-            "llama.attention.head_count is %d, not a multiple of "
-            "llama.attention.head_count_kv, which is %d",
-            (int)hp->query_heads, (int)hp->kv_heads);
+            "%s.attention.head_count is %d, not a multiple of "
+            "%s.attention.head_count_kv, which is %d",
+            m->architecture, (int)hp->query_heads, m->architecture, (int)hp->kv_heads);
   PKV_CHECK(err, hp->query_heads / hp->kv_heads <= MAX_GROUP, PKV_E_UNSUPPORTED,
-            "llama.attention.head_count is %d for head_count_kv %d: at most %d query heads a KV "
+            "%s.attention.head_count is %d for head_count_kv %d: at most %d query heads a KV "
             "head are supported",
-            (int)hp->query_heads, (int)hp->kv_heads, MAX_GROUP);
+            m->architecture, (int)hp->query_heads, (int)hp->kv_heads, MAX_GROUP);
   hp->head_dim = 0;
   PKV_TRY(get_i32(&hp->head_dim, m, "llama.attention.key_length", false, 1, MAX_WIDTH, err));
   if (hp->head_dim == 0) {
     PKV_CHECK(err, hp->width % hp->query_heads == 0, PKV_E_FORMAT,
-              "llama.embedding_length is %d, not a multiple of llama.attention.head_count, which "
+              "%s.embedding_length is %d, not a multiple of %s.attention.head_count, which "
               "is %d",
-              (int)hp->width, (int)hp->query_heads);
+              m->architecture, (int)hp->width, m->architecture, (int)hp->query_heads);
     hp->head_dim = hp->width / hp->query_heads;
   }
   PKV_CHECK(err, hp->head_dim % 8 == 0 && hp->head_dim <= 256, PKV_E_UNSUPPORTED,
-            "head dimension is %d (llama.attention.key_length, or embedding_length / head_count): "
+            "head dimension is %d (%s.attention.key_length, or embedding_length / head_count): "
             "multiples of 8 up to 256 are supported",
-            (int)hp->head_dim);
+            (int)hp->head_dim, m->architecture);
   int32_t value_dim = hp->head_dim;
   PKV_TRY(get_i32(&value_dim, m, "llama.attention.value_length", false, 1, MAX_WIDTH, err));
   PKV_CHECK(err, value_dim == hp->head_dim, PKV_E_UNSUPPORTED,
-            "llama.attention.value_length is %d, other than the key length %d: not supported",
-            (int)value_dim, (int)hp->head_dim);
+            "%s.attention.value_length is %d, other than the key length %d: not supported",
+            m->architecture, (int)value_dim, (int)hp->head_dim);
   return PKV_OK;
 }
 
@@ -66,14 +84,15 @@ static bool span_is(pkv_span s, const char *text) {
 }
 
 static pkv_status read_rope_scaling(pkv_model *m, pkv_error *err) {
-  char quoted[PKV_GGUF_QUOTE_BYTES];
+  char quoted[PKV_GGUF_QUOTE_BYTES], key[KEY_BYTES];
   pkv_span type = {"", 0};
   double factor = 0.0;
-  PKV_TRY(pkv_gguf_get_string(&type, m->gguf, "llama.rope.scaling.type", false, err));
-  PKV_TRY(pkv_gguf_get_float(&factor, m->gguf, "llama.rope.scale_linear", false, 1e-3, 1e6, err));
+  PKV_TRY(
+      pkv_gguf_get_string(&type, m->gguf, key_of(key, m, "llama.rope.scaling.type"), false, err));
+  PKV_TRY(get_float(&factor, m, "llama.rope.scale_linear", false, 1e-3, 1e6, err));
   const bool linear = span_is(type, "linear");
-  PKV_TRY(pkv_gguf_get_float(&factor, m->gguf, "llama.rope.scaling.factor", linear && factor == 0.0,
-                             1e-3, 1e6, err));
+  PKV_TRY(
+      get_float(&factor, m, "llama.rope.scaling.factor", linear && factor == 0.0, 1e-3, 1e6, err));
   m->rope_factor = 1.0f;
   if (type.size == 0 || linear) {
     if (factor > 0.0) m->rope_factor = (float)factor;
@@ -81,9 +100,9 @@ static pkv_status read_rope_scaling(pkv_model *m, pkv_error *err) {
   }
   if (span_is(type, "none")) return PKV_OK;
   return PKV_FAIL(err, PKV_E_UNSUPPORTED,
-                  "llama.rope.scaling.type is \"%s\": none and linear are supported (and "
+                  "%s.rope.scaling.type is \"%s\": none and linear are supported (and "
                   "rope_freqs.weight)",
-                  pkv_gguf_quote(quoted, type));
+                  m->architecture, pkv_gguf_quote(quoted, type));
 }
 
 static pkv_status read_rope(pkv_model *m, pkv_error *err) {
@@ -92,10 +111,10 @@ static pkv_status read_rope(pkv_model *m, pkv_error *err) {
   hp->rope_dim = hp->head_dim;
   PKV_TRY(get_i32(&hp->rope_dim, m, "llama.rope.dimension_count", false, 1, MAX_WIDTH, err));
   PKV_CHECK(err, hp->rope_dim % 2 == 0 && hp->rope_dim <= hp->head_dim, PKV_E_FORMAT,
-            "llama.rope.dimension_count is %d: must be even and at most the head dimension %d",
-            (int)hp->rope_dim, (int)hp->head_dim);
+            "%s.rope.dimension_count is %d: must be even and at most the head dimension %d",
+            m->architecture, (int)hp->rope_dim, (int)hp->head_dim);
   double base = 10000.0;
-  PKV_TRY(pkv_gguf_get_float(&base, m->gguf, "llama.rope.freq_base", false, 1.0, 1e12, err));
+  PKV_TRY(get_float(&base, m, "llama.rope.freq_base", false, 1.0, 1e12, err));
   hp->rope_base = (float)base;
   return read_rope_scaling(m, err);
 }
@@ -113,25 +132,50 @@ static pkv_status refuse_unknown_arithmetic(const pkv_model *m, pkv_error *err) 
               {"llama.attention.scale", 0},
               {"llama.attention.clamp_kqv", 0},
               {"llama.attention.max_alibi_bias", 0},
-              {"llama.attention.sliding_window", 0},
+              {WINDOW, 0},
               {"llama.attn_logit_softcapping", 0},
               {"llama.final_logit_softcapping", 0},
               {"llama.rope.scaling.attn_factor", 1}};
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
-    const pkv_gguf_value *v = pkv_gguf_find(m->gguf, keys[i].key);
+    char key[KEY_BYTES];
+    const pkv_gguf_value *v = pkv_gguf_find(m->gguf, key_of(key, m, keys[i].key));
     double value = keys[i].neutral;
-    if (!v) continue;
+    if (!v || (m->gemma && strcmp(keys[i].key, WINDOW) == 0)) continue;
     if (v->type == PKV_GGUF_F32 || v->type == PKV_GGUF_F64) {
-      PKV_TRY(pkv_gguf_get_float(&value, m->gguf, keys[i].key, false, -1e30, 1e30, err));
+      PKV_TRY(pkv_gguf_get_float(&value, m->gguf, key, false, -1e30, 1e30, err));
     } else {
       int64_t whole = 0;
-      PKV_TRY(pkv_gguf_get_int(&whole, m->gguf, keys[i].key, false, INT32_MIN, UINT32_MAX, err));
+      PKV_TRY(pkv_gguf_get_int(&whole, m->gguf, key, false, INT32_MIN, UINT32_MAX, err));
       value = (double)whole;
     }
     PKV_CHECK(err, value == keys[i].neutral, PKV_E_UNSUPPORTED,
-              "%s is %g: only %g (or no such key) is supported", keys[i].key, value,
-              keys[i].neutral);
+              "%s is %g: only %g (or no such key) is supported", key, value, keys[i].neutral);
   }
+  return PKV_OK;
+}
+
+/*
+ * gemma3: pairs of a rotation lie half a head apart, the embedding is scaled, and five of six
+ * layers look back over a window only, with a base of their own. Within the window all layers see
+ * the same tokens, and that is where the context is cut: longer texts are refused, not wrong.
+ */
+static pkv_status read_gemma(pkv_model *m, pkv_error *err) {
+  pkv_hparams *hp = &m->hp;
+  int32_t window = 0;
+  double base = 10000.0;
+  m->global_every = 6;
+  PKV_TRY(get_i32(&window, m, WINDOW, true, 1, MAX_CONTEXT, err));
+  PKV_TRY(get_i32(&m->global_every, m, "llama.attention.sliding_window_pattern", false, 1,
+                  MAX_LAYERS, err));
+  PKV_TRY(get_float(&base, m, "llama.rope.freq_base_swa", false, 1.0, 1e12, err));
+  PKV_CHECK(err, hp->layers < GEMMA_27B_LAYERS, PKV_E_UNSUPPORTED,
+            "gemma3.block_count is %d: models of 62 layers scale attention differently, which is "
+            "not supported",
+            (int)hp->layers);
+  if (hp->context > window) hp->context = window;
+  hp->rope_pairs_adjacent = 0;
+  m->local_base = (float)base;
+  m->embed_scale = sqrtf((float)hp->width);
   return PKV_OK;
 }
 
@@ -146,8 +190,9 @@ pkv_status pkv_hparams_read(pkv_model *m, pkv_error *err) {
   char quoted[PKV_GGUF_QUOTE_BYTES];
   pkv_span architecture = {"", 0}, name = {"", 0};
   PKV_TRY(pkv_gguf_get_string(&architecture, m->gguf, "general.architecture", true, err));
-  PKV_CHECK(err, span_is(architecture, "llama"), PKV_E_UNSUPPORTED,
-            "general.architecture is \"%s\": llama is supported",
+  m->gemma = span_is(architecture, "gemma3");
+  PKV_CHECK(err, m->gemma || span_is(architecture, "llama"), PKV_E_UNSUPPORTED,
+            "general.architecture is \"%s\": llama and gemma3 are supported",
             pkv_gguf_quote(quoted, architecture));
   PKV_TRY(pkv_gguf_get_string(&name, m->gguf, "general.name", false, err));
   copy_span(m->architecture, sizeof m->architecture, architecture);
@@ -161,8 +206,9 @@ pkv_status pkv_hparams_read(pkv_model *m, pkv_error *err) {
   PKV_TRY(read_heads(m, err));
   PKV_TRY(read_rope(m, err));
   double eps = 0.0;
-  PKV_TRY(pkv_gguf_get_float(&eps, m->gguf, "llama.attention.layer_norm_rms_epsilon", true, 1e-12,
-                             1.0, err));
+  PKV_TRY(get_float(&eps, m, "llama.attention.layer_norm_rms_epsilon", true, 1e-12, 1.0, err));
   hp->norm_eps = (float)eps;
+  m->embed_scale = 1.0f;
+  if (m->gemma) PKV_TRY(read_gemma(m, err));
   return refuse_unknown_arithmetic(m, err);
 }

@@ -15,6 +15,8 @@ typedef struct pkv_layer {
   const float *attn_norm, *ffn_norm;     /* [width] */
   pkv_weight q, k, v, o, gate, up, down; /* borrowed from the file */
   const float *q_bias, *k_bias, *v_bias, *o_bias;
+  /* gemma3, else NULL: of the heads [head_dim], and of what goes back to the stream [width]. */
+  const float *q_norm, *k_norm, *attn_post_norm, *ffn_post_norm;
 } pkv_layer;
 
 struct pkv_model {
@@ -24,6 +26,10 @@ struct pkv_model {
   pkv_chat_template *chat;  /* NULL: see chat_error */
   pkv_error chat_error;
   pkv_hparams hp;
+  bool gemma;           /* architecture gemma3, else llama */
+  float embed_scale;    /* of the embeddings' rows; 1 = none */
+  int32_t global_every; /* gemma: every so-manieth layer uses hp.rope_base, others local_base */
+  float local_base;
   float rope_factor;        /* positions are divided by it; 1 = no scaling */
   const float *rope_freqs;  /* [rope_dim / 2] or NULL: each frequency is divided by its entry */
   pkv_weight embed, output; /* output is embed where the file ties them */

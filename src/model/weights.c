@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Binds the tensors of a llama file: every one by name, with exactly the shape that the
+ * Binds the tensors of a llama or gemma3 file: every one by name, with exactly the shape that the
  * hyper-parameters give. Weights are not copied; they stay in the mapped file.
  */
 #include "model/model_parts.h"
@@ -15,10 +15,12 @@
 #define NAME_BYTES 64
 
 static const char *const layer_names[] = {
-    "attn_norm.weight",   "attn_q.weight",   "attn_k.weight",   "attn_v.weight",
-    "attn_output.weight", "ffn_norm.weight", "ffn_gate.weight", "ffn_up.weight",
-    "ffn_down.weight",    "attn_q.bias",     "attn_k.bias",     "attn_v.bias",
-    "attn_output.bias"};
+    "attn_norm.weight",    "attn_q.weight",      "attn_k.weight",      "attn_v.weight",
+    "attn_output.weight",  "ffn_norm.weight",    "ffn_gate.weight",    "ffn_up.weight",
+    "ffn_down.weight",     "attn_q.bias",        "attn_k.bias",        "attn_v.bias",
+    "attn_output.bias",    "attn_q_norm.weight", "attn_k_norm.weight", "post_attention_norm.weight",
+    "post_ffw_norm.weight"};
+#define GEMMA_NAMES 4 /* the last ones */
 static const char *const global_names[] = {"token_embd.weight", "output_norm.weight",
                                            "output.weight", "rope_freqs.weight"};
 
@@ -127,13 +129,18 @@ static pkv_status bind_layer(binder *b, int32_t index) {
                  {"attn_q.bias", &l->q_bias, false, q},
                  {"attn_k.bias", &l->k_bias, false, kv},
                  {"attn_v.bias", &l->v_bias, false, kv},
-                 {"attn_output.bias", &l->o_bias, false, width}};
+                 {"attn_output.bias", &l->o_bias, false, width},
+                 {"attn_q_norm.weight", &l->q_norm, true, hp->head_dim},
+                 {"attn_k_norm.weight", &l->k_norm, true, hp->head_dim},
+                 {"post_attention_norm.weight", &l->attn_post_norm, true, width},
+                 {"post_ffw_norm.weight", &l->ffn_post_norm, true, width}};
+  const size_t vector_count = sizeof vectors / sizeof vectors[0] - (b->m->gemma ? 0 : GEMMA_NAMES);
   char name[NAME_BYTES];
   for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
     (void)snprintf(name, sizeof name, "blk.%d.%s", (int)index, matrices[i].name);
     PKV_TRY(bind_matrix(matrices[i].to, b, name, matrices[i].inputs, matrices[i].outputs));
   }
-  for (size_t i = 0; i < sizeof vectors / sizeof vectors[0]; i++) {
+  for (size_t i = 0; i < vector_count; i++) {
     (void)snprintf(name, sizeof name, "blk.%d.%s", (int)index, vectors[i].name);
     PKV_TRY(bind_vector(vectors[i].to, b, name, vectors[i].required, vectors[i].count));
   }
@@ -152,7 +159,8 @@ static bool is_known(const pkv_model *m, pkv_span name) {
     layer = layer * 10 + (name.data[at] - '0');
   if (layer >= m->hp.layers || at == name.size) return false;
   at++;
-  for (size_t i = 0; i < sizeof layer_names / sizeof layer_names[0]; i++) {
+  const size_t names = sizeof layer_names / sizeof layer_names[0] - (m->gemma ? 0 : GEMMA_NAMES);
+  for (size_t i = 0; i < names; i++) {
     if (name.size - at == strlen(layer_names[i]) &&
         memcmp(name.data + at, layer_names[i], name.size - at) == 0)
       return true;
@@ -168,8 +176,8 @@ static pkv_status refuse_leftovers(binder *b) {
   for (size_t i = 0; i < count; i++) {
     const pkv_span name = pkv_gguf_tensor_at(b->m->gguf, i)->name;
     PKV_CHECK(b->err, is_known(b->m, name), PKV_E_UNSUPPORTED,
-              "tensor %s is not part of a llama model of %d layers", pkv_gguf_quote(quoted, name),
-              (int)b->m->hp.layers);
+              "tensor %s is not part of a %s model of %d layers", pkv_gguf_quote(quoted, name),
+              b->m->architecture, (int)b->m->hp.layers);
   }
   return PKV_FAIL(b->err, PKV_E_FORMAT, "%zu tensors in the file, %zu of them have a place", count,
                   b->bound);
@@ -205,7 +213,7 @@ pkv_status pkv_weights_bind(pkv_model *m, pkv_error *err) {
   char last[NAME_BYTES];
   (void)snprintf(last, sizeof last, "blk.%d.attn_norm.weight", (int)hp->layers - 1);
   PKV_CHECK(err, pkv_gguf_find_tensor(m->gguf, last), PKV_E_FORMAT,
-            "tensor %s is missing (llama.block_count is %d)", last, (int)hp->layers);
+            "tensor %s is missing (%s.block_count is %d)", last, m->architecture, (int)hp->layers);
   m->layers = pkv_alloc_zeroed(&m->allocator, (size_t)hp->layers, sizeof *m->layers);
   PKV_CHECK(err, m->layers, PKV_E_NOMEM, "no memory for %d layers", (int)hp->layers);
   for (int32_t i = 0; i < hp->layers; i++)

@@ -186,6 +186,43 @@ static void test_swiglu(void **state) {
   free(first);
 }
 
+/* gelu in its tanh form; where 1 + tanh would cancel, by the same number as a quotient. */
+static double gelu(double g, double *t) {
+  *t = 2.0 * sqrt(2.0 / 3.14159265358979323846) * (g + 0.044715 * g * g * g);
+  return g > -1.0 ? 0.5 * g * (1.0 + tanh(*t / 2.0)) : g / (1.0 + exp(-*t));
+}
+
+static void test_geglu(void **state) {
+  fixture *f = *state;
+  const int64_t count = ROWS * WIDTH - 3;
+  fill(f->b, count, 5);
+  for (int64_t i = 0; i < count; i++)
+    f->x[i] = (float)((double)(i - count / 2) / (double)count * 24.0); /* -12 .. 12 */
+  float *first = calloc((size_t)count, sizeof *first);
+  for (int e = 0; e < 3; e++) {
+    float *y = e == 0 ? first : f->a;
+    if (!f->executors[e]) continue;
+    memcpy(y, f->x, (size_t)count * sizeof(float)); /* y may be gate */
+    assert_int_equal(pkv_cpu_geglu(f->executors[e], y, y, f->b, count, NULL), PKV_OK);
+    if (e > 0) expect_same(first, f->a, count, "geglu");
+  }
+  for (int64_t i = 0; i < count; i++) {
+    double t;
+    const double want = gelu((double)f->x[i], &t) * (double)f->b[i];
+    /* exp(-t) is off by |t| times what t is off; below -87 only smallness is asked. */
+    expect_near(first[i], want, (8.0 + 4.0 * fmin(fabs(t), 90.0)) * EPS * fabs(want) + 1e-34,
+                "geglu", i);
+  }
+  const float gates[4] = {NAN, 0.0f, 1e30f, -1e30f}, up[4] = {1, 1, 1, 1};
+  for (int e = 0; e < 3; e++) {
+    float y[4];
+    if (!f->executors[e]) continue;
+    assert_int_equal(pkv_cpu_geglu(f->executors[e], y, gates, up, 4, NULL), PKV_OK);
+    assert_true(isnan(y[0]) != 0 && y[1] == 0.0f && y[2] == 1e30f && fabsf(y[3]) < 1e-7f);
+  }
+  free(first);
+}
+
 static void test_swiglu_special_values(void **state) {
   fixture *f = *state;
   static const float gates[8] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1e30f, -1e30f, 1e-40f};
@@ -272,7 +309,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_rms_norm), cmocka_unit_test(test_rope),
       cmocka_unit_test(test_swiglu),   cmocka_unit_test(test_swiglu_special_values),
-      cmocka_unit_test(test_add),      cmocka_unit_test(test_embed),
+      cmocka_unit_test(test_geglu),    cmocka_unit_test(test_add),
+      cmocka_unit_test(test_embed),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

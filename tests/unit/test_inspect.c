@@ -131,10 +131,11 @@ static void test_refused_models(void **state) {
   inspect(&s, &v, &b);
   assert_int_equal(s.file.usable, PKV_E_UNSUPPORTED);
   assert_null(s.file.model);
-  assert_string_equal(s.problem, "general.architecture is \"mamba\": llama is supported");
+  assert_string_equal(s.problem,
+                      "general.architecture is \"mamba\": llama and gemma3 are supported");
   assert_int_equal(s.tensors, 2);
   assert_int_equal(s.unsupported, 1);
-  assert_int_equal(s.tensor_bytes, 3 * 144 + 32);
+  assert_int_equal(s.tensor_bytes, 3 * 84 + 32);
   s = (seen){0};
   gguf_build_init(&b);
   gguf_build_u16(&b, "split.count", 2);

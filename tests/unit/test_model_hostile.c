@@ -386,6 +386,43 @@ static void test_nan_in_super_blocks(void **state) {
   }
 }
 
+/* gemma3: what it needs beyond llama, missing or out of range. */
+static void test_gemma(void **state) {
+  (void)state;
+  static const struct {
+    const char *find, *put, *part; /* the same length */
+    pkv_status status;
+  } cases[] = {{"gemma3.attention.sliding_window", "gemma3.attention.sliding_windox",
+                "gemma3.attention.sliding_window", PKV_E_FORMAT},
+               {"blk.3.attn_q_norm.weight", "blk.3.attn_q_nurm.weight", "blk.3.attn_q_norm.weight",
+                PKV_E_FORMAT},
+               {"blk.6.post_ffw_norm.weight", "blk.6.post_ffw_nurm.weight",
+                "blk.6.post_ffw_norm.weight", PKV_E_FORMAT},
+               {"gemma3.attention.sliding_window\x04\0\0\0\x20",
+                "gemma3.attention.sliding_window\x04\0\0\0\0", "gemma3.attention.sliding_window",
+                PKV_E_FORMAT},
+               {"gemma3.block_count\x04\0\0\0\x07", "gemma3.block_count\x04\0\0\0\x3e",
+                "gemma3.block_count is 62", PKV_E_UNSUPPORTED}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    static unsigned char bytes[1 << 17];
+    pkv_error err = {0};
+    FILE *file = fopen(PKV_SOURCE_DIR "/fuzz/corpus/model/good_gemma3", "rb");
+    assert_non_null(file);
+    const size_t size = fread(bytes, 1, sizeof bytes, file);
+    (void)fclose(file);
+    assert_int_equal(open_bytes(bytes, size, 0, &err), PKV_OK);
+    size_t n = strlen(cases[i].find), at = 0;
+    if (cases[i].find[n - 1] == 4) n += 4; /* key, type u32, first byte of the value */
+    while (at + n <= size && memcmp(bytes + at, cases[i].find, n) != 0)
+      at++;
+    assert_true(at + n <= size);
+    memcpy(bytes + at, cases[i].put, n);
+    const pkv_status status = open_bytes(bytes, size, 0, &err);
+    if (status != cases[i].status || strstr(err.text, cases[i].part) == NULL)
+      fail_msg("%s \"%s\", expected \"%s\"", pkv_status_name(status), err.text, cases[i].part);
+  }
+}
+
 typedef struct memory_file {
   const unsigned char *bytes;
   size_t size;
@@ -453,6 +490,7 @@ int main(void) {
       cmocka_unit_test(test_not_a_whole_model),
       cmocka_unit_test(test_nan_in_weights),
       cmocka_unit_test(test_nan_in_super_blocks),
+      cmocka_unit_test(test_gemma),
       cmocka_unit_test(test_no_memory),
       cmocka_unit_test(test_no_memory_for_text),
   };

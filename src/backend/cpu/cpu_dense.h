@@ -36,6 +36,8 @@ pkv_status pkv_cpu_rms_norm(pkv_executor *executor, float *y, int64_t y_stride, 
 pkv_status pkv_cpu_rope(pkv_executor *executor, float *x, int64_t x_stride, int64_t m,
                         int32_t heads, int32_t head_dim, int32_t rope_dim, int32_t pairs_adjacent,
                         const float *cos_sin, const int32_t *position, pkv_error *err);
+pkv_status pkv_cpu_geglu(pkv_executor *executor, float *y, const float *gate, const float *up,
+                         int64_t count, pkv_error *err);
 pkv_status pkv_cpu_swiglu(pkv_executor *executor, float *y, const float *gate, const float *up,
                           int64_t count, pkv_error *err);
 pkv_status pkv_cpu_add(pkv_executor *executor, float *y, const float *x, int64_t count,

@@ -27,6 +27,7 @@ static const pkv_backend_ops cpu_ops = {
     .rms_norm = pkv_cpu_rms_norm,
     .rope = pkv_cpu_rope,
     .swiglu = pkv_cpu_swiglu,
+    .geglu = pkv_cpu_geglu,
     .add = pkv_cpu_add,
 };
 

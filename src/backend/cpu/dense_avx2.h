@@ -25,6 +25,7 @@ void pkv_dense_rms_norm_avx2(float *y, const float *x, const float *weight, int6
 void pkv_dense_rope_adjacent_avx2(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
                                   const float *cs);
 void pkv_dense_swiglu_avx2(float *y, const float *gate, const float *up, int64_t count);
+void pkv_dense_geglu_avx2(float *y, const float *gate, const float *up, int64_t count);
 void pkv_dense_add_avx2(float *y, const float *x, int64_t count);
 
 /* Bytes of a block: of 32 elements, or of a super-block of 256. */

@@ -44,6 +44,7 @@ typedef struct pkv_dense_kernels {
   void (*rope_adjacent)(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
                         const float *cs);
   void (*swiglu)(float *y, const float *gate, const float *up, int64_t count);
+  void (*geglu)(float *y, const float *gate, const float *up, int64_t count);
   void (*add)(float *y, const float *x, int64_t count);
 } pkv_dense_kernels;
 

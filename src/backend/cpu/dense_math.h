@@ -71,4 +71,13 @@ static inline float pkv_exp_clamped(float x) {
   return p * two_n;
 }
 
+/* gelu(x) by tanh is x / (1 + exp(-t)), t = x (A + B x^2): A = 2 sqrt(2 / pi), B = 0.044715 A. */
+#define PKV_GELU_A 1.59576912160573071f
+#define PKV_GELU_B 0.07135481282745f
+
+static inline float pkv_gelu_tanh(float x) {
+  const float t = x * fmaf(x * x, PKV_GELU_B, PKV_GELU_A);
+  return x / (1.0f + pkv_exp_clamped(-t));
+}
+
 #endif

@@ -155,6 +155,22 @@ pkv_status pkv_cpu_swiglu(pkv_executor *executor, float *y, const float *gate, c
   return PKV_OK;
 }
 
+static void geglu_item(void *ctx, int64_t item, int32_t worker) {
+  const small_op *op = ctx;
+  const int64_t i = item * ELEMENTS_ITEM;
+  (void)worker;
+  op->kernels->geglu(op->y + i, op->a + i, op->b + i, item_end(op, item, ELEMENTS_ITEM) - i);
+}
+
+pkv_status pkv_cpu_geglu(pkv_executor *executor, float *y, const float *gate, const float *up,
+                         int64_t count, pkv_error *err) {
+  (void)err;
+  small_op op = {
+      .kernels = pkv_dense_kernels_of(executor), .y = y, .a = gate, .b = up, .total = count};
+  spread(executor, geglu_item, &op, ELEMENTS_ITEM, count);
+  return PKV_OK;
+}
+
 static void add_item(void *ctx, int64_t item, int32_t worker) {
   const small_op *op = ctx;
   const int64_t i = item * ELEMENTS_ITEM;

@@ -96,6 +96,21 @@ void pkv_dense_swiglu_avx2(float *y, const float *gate, const float *up, int64_t
     y[i] = gate[i] / (1.0f + pkv_exp_clamped(-gate[i])) * up[i];
 }
 
+void pkv_dense_geglu_avx2(float *y, const float *gate, const float *up, int64_t count) {
+  const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
+  const __m256 a = _mm256_set1_ps(PKV_GELU_A), b = _mm256_set1_ps(PKV_GELU_B);
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m256 g = _mm256_loadu_ps(gate + i);
+    const __m256 t = _mm256_mul_ps(g, _mm256_fmadd_ps(_mm256_mul_ps(g, g), b, a));
+    const __m256 e = exp_clamped(_mm256_xor_ps(t, sign));
+    const __m256 gelu = _mm256_div_ps(g, _mm256_add_ps(one, e));
+    _mm256_storeu_ps(y + i, _mm256_mul_ps(gelu, _mm256_loadu_ps(up + i)));
+  }
+  for (; i < count; i++)
+    y[i] = pkv_gelu_tanh(gate[i]) * up[i];
+}
+
 void pkv_dense_add_avx2(float *y, const float *x, int64_t count) {
   int64_t i = 0;
   for (; i + 8 <= count; i += 8)
@@ -104,9 +119,9 @@ void pkv_dense_add_avx2(float *y, const float *x, int64_t count) {
     y[i] += x[i];
 }
 
-const pkv_dense_kernels pkv_dense_avx2 = {pkv_dense_quantize_avx2, pkv_dense_tile_f32_avx2,
-                                          pkv_dense_tile_i8_avx2,  pkv_dense_dequantize_avx2,
-                                          pkv_dense_rms_norm_avx2, pkv_dense_rope_adjacent_avx2,
-                                          pkv_dense_swiglu_avx2,   pkv_dense_add_avx2};
+const pkv_dense_kernels pkv_dense_avx2 = {
+    pkv_dense_quantize_avx2,   pkv_dense_tile_f32_avx2, pkv_dense_tile_i8_avx2,
+    pkv_dense_dequantize_avx2, pkv_dense_rms_norm_avx2, pkv_dense_rope_adjacent_avx2,
+    pkv_dense_swiglu_avx2,     pkv_dense_geglu_avx2,    pkv_dense_add_avx2};
 
 #endif

@@ -255,11 +255,16 @@ static void scalar_swiglu(float *y, const float *gate, const float *up, int64_t 
   }
 }
 
+static void scalar_geglu(float *y, const float *gate, const float *up, int64_t count) {
+  for (int64_t i = 0; i < count; i++)
+    y[i] = pkv_gelu_tanh(gate[i]) * up[i];
+}
+
 static void scalar_add(float *y, const float *x, int64_t count) {
   for (int64_t i = 0; i < count; i++)
     y[i] += x[i];
 }
 
 const pkv_dense_kernels pkv_dense_scalar = {
-    scalar_quantize, scalar_tile_f32,      scalar_tile_i8, scalar_dequantize,
-    scalar_rms_norm, scalar_rope_adjacent, scalar_swiglu,  scalar_add};
+    scalar_quantize,      scalar_tile_f32, scalar_tile_i8, scalar_dequantize, scalar_rms_norm,
+    scalar_rope_adjacent, scalar_swiglu,   scalar_geglu,   scalar_add};

@@ -157,6 +157,6 @@ static void tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_
 const pkv_dense_kernels pkv_dense_avx512vnni = {
     pkv_dense_quantize_avx2,   pkv_dense_tile_f32_avx2, tile_i8,
     pkv_dense_dequantize_avx2, pkv_dense_rms_norm_avx2, pkv_dense_rope_adjacent_avx2,
-    pkv_dense_swiglu_avx2,     pkv_dense_add_avx2};
+    pkv_dense_swiglu_avx2,     pkv_dense_geglu_avx2,    pkv_dense_add_avx2};
 
 #endif
