@@ -8,7 +8,7 @@
 #include "server/serve.h"
 
 typedef struct serve_options {
-  const char *host, *name;
+  const char *host, *name, *key_file;
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
   int32_t header_s, body_s, idle_s, stall_s, drain_s;
   int64_t cache, max_body;
@@ -22,6 +22,8 @@ static const pkv_option options_table[] = {
     PKV_INT(serve_options, port, 'p', "port", "N", "8080", 0, 65535, "0 = any free one"),
     PKV_TEXT(serve_options, name, 0, "name", "TEXT", NULL,
              "the model's name for clients; by default the file's"),
+    PKV_TEXT(serve_options, key_file, 0, "api-key-file", "FILE", NULL,
+             "keys, one a line: all but /health then needs one of them"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(serve_options, activations, 0, "activations", activation_names, "i8",
@@ -96,6 +98,7 @@ static int run(const pkv_cli *cli, const void *opaque) {
   options.host = o->host;
   options.port = o->port;
   options.name = o->name != NULL ? o->name : name;
+  options.key_file = o->key_file;
   options.max_body = o->max_body;
   options.max_connections = o->connections;
   options.header_s = o->header_s;
@@ -116,8 +119,8 @@ const pkv_command pkv_command_serve = {
     .summary = "Serve a model over HTTP",
     .details = "Answers GET /health, /v1/models and /metrics, and POST /v1/completions and "
                "/v1/chat/completions as OpenAI's clients expect them, streamed or whole. Listens "
-               "on this machine alone unless --host says more; there are no keys and no TLS, so "
-               "anything more belongs behind a proxy.\n\nSIGTERM or SIGINT: no more requests are "
+               "on this machine alone unless --host says more; there is no TLS, so anything more "
+               "belongs behind a proxy.\n\nSIGTERM or SIGINT: no more requests are "
                "taken, and those that run are finished; a second one cancels them.",
     .operands = "MODEL",
     .min_operands = 1,

@@ -155,6 +155,8 @@ static ssize_t read_stream(void *user, uint64_t position, char *block, size_t ro
     if (x->closed) return MHD_CONTENT_READER_END_OF_STREAM;
     if (fill(x) != PKV_OK) return MHD_CONTENT_READER_END_WITH_ERROR;
   }
+  if (x->out.size == 0 && x->ping && pkv_buffer_append(&x->out, ": ping\n\n", 8, NULL) != PKV_OK)
+    return MHD_CONTENT_READER_END_WITH_ERROR;
   const size_t left = x->out.size - x->sent;
   if (left == 0) {
     x->suspended = true;
@@ -164,6 +166,8 @@ static ssize_t read_stream(void *user, uint64_t position, char *block, size_t ro
   const size_t count = left < room ? left : room;
   memcpy(block, x->out.data + x->sent, count);
   x->sent += count;
+  x->ping = false;
+  x->spoke_ns = pkv_clock_ns();
   return (ssize_t)count;
 }
 
@@ -178,6 +182,7 @@ static enum MHD_Result respond_stream(pkv_exchange *x) {
   const enum MHD_Result queued = MHD_queue_response(x->http, MHD_HTTP_OK, response);
   MHD_destroy_response(response);
   server->request_count++;
+  x->spoke_ns = pkv_clock_ns();
   pkv_log(PKV_LOG_INFO, "server", "200 %s, streamed", x->reply.id);
   time_out_after(x->http, server->options->stall_s);
   return queued;
@@ -250,6 +255,13 @@ void pkv_exchange_poke(pkv_exchange *x) {
   MHD_resume_connection(x->http);
 }
 
+void pkv_exchange_ping(pkv_exchange *x, int64_t now_ns) {
+  if (!x->stream || !x->suspended || now_ns - x->spoke_ns < PKV_PING_NS) return;
+  x->ping = true;
+  x->suspended = false;
+  MHD_resume_connection(x->http);
+}
+
 void pkv_exchange_drop(pkv_exchange *x) {
   pkv_loop_release(x->connection->server->loop, x->job);
   x->job = NULL;
@@ -288,7 +300,7 @@ static bool find_route(route *out, pkv_api_error *error, const char *url, const 
 }
 
 /* What can be refused before the body. */
-static bool check_head(pkv_exchange *x, pkv_api_error *error) {
+static bool check_head(pkv_exchange *x, route which, pkv_api_error *error) {
   const pkv_server *const server = x->connection->server;
   const char *const length =
       MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
@@ -296,6 +308,11 @@ static bool check_head(pkv_exchange *x, pkv_api_error *error) {
   if (!good_host(server,
                  MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
     return pkv_api_refuse(error, 400, "bad_host", "", "the Host header does not name this server");
+  if (which != ROUTE_HEALTH &&
+      !pkv_api_keys_allow(&server->keys,
+                          MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, "Authorization")))
+    return pkv_api_refuse(error, 401, "invalid_api_key", "",
+                          "this server needs a key: Authorization: Bearer KEY");
   if (MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_ENCODING) !=
       NULL)
     return pkv_api_refuse(error, 415, "content_encoding", "", "bodies are taken uncompressed only");
@@ -354,9 +371,10 @@ enum MHD_Result pkv_http_request(void *user, struct MHD_Connection *http, const 
   if (!x->begun) {
     x->begun = true;
     now_owes(x->connection, PKV_OWED_BODY);
-    if (!found || !check_head(x, &error))
-      return respond_error(x, &error, error.http == 405 ? MHD_HTTP_HEADER_ALLOW : NULL, allow);
-    return MHD_YES;
+    if (found && check_head(x, which, &error)) return MHD_YES;
+    if (error.http == 401)
+      return respond_error(x, &error, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    return respond_error(x, &error, error.http == 405 ? MHD_HTTP_HEADER_ALLOW : NULL, allow);
   }
   if (*data_size > 0) return take_body(x, data, data_size);
   if (x->connection->gone || server->aborting) return MHD_NO;

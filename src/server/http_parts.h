@@ -8,11 +8,16 @@
 
 #include <microhttpd.h>
 
+#include "server/api_keys.h"
 #include "server/reply_text.h"
 #include "server/serve.h"
 
 /* Of one request line and its headers; libmicrohttpd's memory for a connection is twice that. */
 #define PKV_HEADER_BYTES ((size_t)16 << 10)
+
+/* A stream says something at least so often, while its prompt waits or is worked on: clients see
+ * that it lives, and a write that fails tells us that they do not. */
+#define PKV_PING_NS INT64_C(1000000000)
 
 typedef struct pkv_server pkv_server;
 typedef struct pkv_exchange pkv_exchange;
@@ -45,6 +50,7 @@ struct pkv_server {
   int64_t connection_count, request_count, created;
   uint64_t next_id;
   int32_t longest;
+  pkv_api_keys keys;
   bool loopback, draining, aborting;
   int wake_fd, poll_fd, signal_fd, listen_fd;
 };
@@ -57,6 +63,8 @@ struct pkv_exchange {
   bool too_large; /* the body is dropped */
   bool suspended;
   bool stream, opened, closed; /* the stream's first and last events are in `out` */
+  bool ping;                   /* the stream was silent for long: a comment is due */
+  int64_t spoke_ns;            /* when the stream last gave something */
   pkv_buffer body, text, out;
   size_t sent, dropped; /* bytes of `out`; bytes of a body that is too large */
   pkv_reply reply;
@@ -74,6 +82,8 @@ void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
 
 /* Lets a suspended exchange go on when there is something for it. */
 void pkv_exchange_poke(pkv_exchange *exchange);
+/* Lets a stream that was silent for PKV_PING_NS say so. */
+void pkv_exchange_ping(pkv_exchange *exchange, int64_t now_ns);
 /* The client is gone: cancels the exchange's job at once. */
 void pkv_exchange_drop(pkv_exchange *exchange);
 

@@ -42,6 +42,7 @@ pkv_status pkv_reply_error(pkv_buffer *out, const pkv_api_error *error, pkv_erro
   const char *const type = error->http == 503   ? "overloaded_error"
                            : error->http >= 500 ? "server_error"
                            : error->http == 404 ? "not_found_error"
+                           : error->http == 401 ? "authentication_error"
                                                 : "invalid_request_error";
   return append_json(out,
                      json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", error->message,

@@ -93,7 +93,10 @@ static void enforce_times(pkv_server *server) {
   for (pkv_connection *c = server->connections, *next; c != NULL; c = next) {
     next = c->next;
     const bool idle = c->owed == PKV_OWED_NEXT || (c->owed == PKV_OWED_HEADER && !c->exchange);
-    if (now - c->since_ns > limits[c->owed] || (server->draining && idle)) drop_connection(c);
+    if (now - c->since_ns > limits[c->owed] || (server->draining && idle))
+      drop_connection(c);
+    else if (c->exchange != NULL)
+      pkv_exchange_ping(c->exchange, now);
   }
 }
 
@@ -195,6 +198,8 @@ static pkv_status start_http(pkv_server *server, pkv_error *err) {
 
 static pkv_status start(pkv_server *server, pkv_error *err) {
   sigset_t signals;
+  if (server->options->key_file != NULL)
+    PKV_TRY(pkv_api_keys_read(&server->keys, server->options->key_file, err));
   server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   server->poll_fd = epoll_create1(EPOLL_CLOEXEC);
   (void)sigemptyset(&signals);
@@ -318,5 +323,6 @@ pkv_status pkv_serve(const pkv_serve_options *options, const pkv_model *model, p
   pkv_status status = start(&server, err);
   if (status == PKV_OK) status = serve(&server, err);
   stop(&server);
+  pkv_api_keys_free(&server.keys);
   return status;
 }

@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -464,6 +465,71 @@ class End(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn(b"cannot listen", done.stderr)
         self.assertEqual(server.end(), (0, ""))
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class Modes(unittest.TestCase):
+    def test_ping(self):
+        """A stream that waits for its turn says that it lives."""
+        server = Server(*ARGS, "--rows", "1")
+        body = {"prompt": "Once upon a time", "max_tokens": 320, "temperature": 0,
+                "ignore_eos": True}
+        got = [None] * 3
+
+        def ask(i):
+            got[i] = server.request("POST", "/v1/completions",
+                                    json.dumps(dict(body, stream=True)))[2]
+
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(got))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        texts = set()
+        for stream in got:
+            events = [e for e in stream.decode().split("\n\n") if e and e != ": ping"]
+            self.assertEqual(events[-1], "data: [DONE]")
+            texts.add("".join(json.loads(e[6:])["choices"][0]["text"] for e in events[:-1]))
+        self.assertEqual(len(texts), 1)
+        pings = sorted(stream.count(b": ping\n\n") for stream in got)
+        self.assertEqual(pings[0], 0)
+        self.assertGreater(pings[-1], 0)
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_keys(self):
+        with tempfile.NamedTemporaryFile("w") as keys:
+            keys.write("# two keys\nfirst-key\n\nsecond-key\r\n")
+            keys.flush()
+            server = Server(*ARGS, "--api-key-file", keys.name)
+        body = json.dumps({"prompt": "a", "max_tokens": 1})
+        routes = (("GET", "/v1/models", None), ("GET", "/metrics", None),
+                  ("POST", "/v1/completions", body), ("POST", "/v1/chat/completions", body))
+        for header in (None, "", "Bearer", "Bearer ", "Bearer first-ke", "Bearer first-key2",
+                       "first-key", "Basic first-key", "Bearer  first-key", "Bearer # two keys",
+                       "Bearer " + "k" * 300):
+            headers = {} if header is None else {"Authorization": header}
+            for method, path, data in routes:
+                status, answer, text = server.request(method, path, data, headers)
+                self.assertEqual((status, answer.get("WWW-Authenticate")), (401, "Bearer"), header)
+                self.assertEqual(json.loads(text)["error"]["code"], "invalid_api_key")
+        for key in ("first-key", "second-key"):
+            headers = {"Authorization": "Bearer " + key}
+            self.assertEqual(server.request("GET", "/metrics", None, headers)[0], 200)
+            self.assertEqual(server.request("POST", "/v1/completions", body, headers)[0], 200)
+        self.assertEqual(server.request("GET", "/health")[0], 200)
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_bad_key_files(self):
+        for text, complaint in (("", "no key"), ("# nothing\n", "no key"), ("ok\na b\n", "line 2"),
+                                ("k" * 256, "line 1"), ("key\n" * 257, "more than 256")):
+            with tempfile.NamedTemporaryFile("w") as keys:
+                keys.write(text)
+                keys.flush()
+                done = subprocess.run([PKV, "serve", MODEL, "--port", "0", "--api-key-file",
+                                       keys.name], capture_output=True, timeout=LIMIT_S,
+                                      check=False)
+            self.assertEqual(done.returncode, 1, text)
+            self.assertIn(complaint, done.stderr.decode())
 
 
 class Arguments(unittest.TestCase):

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server/api_keys.h"
+
+#include <string.h>
+#include <strings.h>
+
+#include "base/status.h"
+#include "base/text.h"
+
+#define FILE_BYTES ((size_t)256 << 10)
+#define KEYS_BYTES ((size_t)PKV_MAX_KEYS * PKV_KEY_BYTES)
+
+/* Printable ASCII without blanks: what can stand behind "Bearer ". */
+static bool is_key(const char *line, size_t bytes) {
+  for (size_t i = 0; i < bytes; i++)
+    if (line[i] <= ' ' || line[i] > '~') return false;
+  return bytes < PKV_KEY_BYTES;
+}
+
+static pkv_status take_lines(pkv_api_keys *out, const pkv_buffer *text, const char *path,
+                             pkv_error *err) {
+  int line = 1;
+  for (size_t at = 0; at < text->size; line++) {
+    const char *const begin = text->data + at;
+    const char *const end = memchr(begin, '\n', text->size - at);
+    const size_t whole = end != NULL ? (size_t)(end - begin) : text->size - at;
+    const size_t bytes = whole > 0 && begin[whole - 1] == '\r' ? whole - 1 : whole;
+    at += whole + 1;
+    if (bytes == 0 || begin[0] == '#') continue;
+    PKV_CHECK(err, is_key(begin, bytes), PKV_E_FORMAT,
+              "%s: line %d is no key (1 to %d characters of ASCII, no blanks)", path, line,
+              PKV_KEY_BYTES - 1);
+    PKV_CHECK(err, out->count < PKV_MAX_KEYS, PKV_E_LIMIT, "%s: there are more than %d keys", path,
+              PKV_MAX_KEYS);
+    memcpy(out->keys[out->count++], begin, bytes);
+  }
+  PKV_CHECK(err, out->count > 0, PKV_E_FORMAT, "%s: there is no key", path);
+  return PKV_OK;
+}
+
+pkv_status pkv_api_keys_read(pkv_api_keys *out, const char *path, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_buffer text;
+  out->count = 0;
+  out->keys = pkv_alloc_zeroed(&a, PKV_MAX_KEYS, PKV_KEY_BYTES);
+  PKV_CHECK(err, out->keys != NULL, PKV_E_NOMEM, "no memory for keys");
+  pkv_buffer_init(&text, FILE_BYTES, NULL);
+  pkv_status status = pkv_buffer_read_file(&text, path, err);
+  if (status == PKV_OK) status = take_lines(out, &text, path, err);
+  pkv_buffer_deinit(&text);
+  if (status != PKV_OK) pkv_api_keys_free(out);
+  return status;
+}
+
+void pkv_api_keys_free(pkv_api_keys *keys) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_free(&a, keys->keys, KEYS_BYTES);
+  *keys = (pkv_api_keys){0, NULL};
+}
+
+bool pkv_api_keys_allow(const pkv_api_keys *keys, const char *header) {
+  static const char scheme[] = "Bearer ";
+  char given[PKV_KEY_BYTES] = "";
+  unsigned found = 0;
+  if (keys->count == 0) return true;
+  if (header == NULL || strncasecmp(header, scheme, sizeof scheme - 1) != 0) return false;
+  const size_t bytes = strlen(header + sizeof scheme - 1);
+  if (bytes < 1 || bytes >= sizeof given) return false;
+  memcpy(given, header + sizeof scheme - 1, bytes);
+  for (int32_t i = 0; i < keys->count; i++) {
+    unsigned differ = 0;
+    for (size_t j = 0; j < sizeof given; j++)
+      differ |= (unsigned)((unsigned char)given[j] ^ (unsigned char)keys->keys[i][j]);
+    found |= (differ - 1u) >> 31; /* 1 where nothing differs */
+  }
+  return found != 0u;
+}
