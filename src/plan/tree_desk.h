@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the device's planner of `shared` (tree_block.h) is given and where it works. */
+/* What the device's planner of `shared` (tree_block_impl.h) is given and where it works. */
 #ifndef PKV_PLAN_TREE_DESK_H
 #define PKV_PLAN_TREE_DESK_H
 

@@ -57,7 +57,7 @@ static void tree_sort(uint64_t *keys, int32_t n) {
 #define TREE_INLINE static inline
 #define TREE_UNROLL
 
-#include "plan/tree_block.h"
+#include "plan/tree_block_impl.h"
 
 static void *memory_of(size_t bytes, int fill) {
   void *p = NULL;

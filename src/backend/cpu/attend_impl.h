@@ -16,14 +16,14 @@
  *   QK_TOKENS(rows)        tokens a step of the score kernel takes for 1..4 rows: 1, 2 or 4
  *   PV_CHUNKS(rows)        vectors of the head dimension a step of the value kernel takes
  *   vf_prefetch(p)
- *   WIDE_FROM, WIDE_..     what attend_wide.h needs, where blocks of many rows have their own way
+ *   WIDE_FROM, WIDE_..     what attend_wide_impl.h needs, where many rows go their own way
  *   ATTEND_OPS, ATTEND_ISA the table's name and instruction set
  *
  * Bits. In this file every state's arithmetic is one fixed sequence that depends on its query, on
  * the tokens and on the tile's start only: score = VL partial sums over the head dimension in
  * order, then a fixed tree; the tile's denominators by lane (token mod VL), then a fixed tree;
  * values token by token. How many rows and tokens a kernel takes at once never shows.
- * Batch-invariant plans have this sequence in attend_wide.h too; others leave the tree out there.
+ * Batch-invariant plans have this sequence in attend_wide_impl.h too; others leave the tree out.
  * Masked tokens are not read: the score is -inf and the value product is skipped.
  *
  * Units. Scores are kept in base 2: the softmax scale times log2(e) goes into the queries.
@@ -43,7 +43,7 @@
 #define LOG2_E     1.44269504088896340736
 #define LN_2       0.69314718055994530942
 
-/* Blocks of at least WIDE_FROM states go through attend_wide.h. */
+/* Blocks of at least WIDE_FROM states go through attend_wide_impl.h. */
 #ifdef WIDE_TOKENS
 #define LEVELS (VL == 16 ? 4 : 3)
 #define HELD   (PANEL_VECTORS * VL * WIDE_TOKENS)
@@ -554,7 +554,7 @@ static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_wo
 }
 
 #ifdef WIDE_TOKENS
-#include "backend/cpu/attend_wide.h"
+#include "backend/cpu/attend_wide_impl.h"
 #else
 #define wide_tile          attend_tile
 #define turn_queries(s, b) ((void)0)

@@ -12,7 +12,7 @@
  *   plan     one block of 512: ranks, nodes, parts in shared memory (197 KB at 1,024 rows
  *            and 132 parts; beyond what the device has, in global memory). Bitonic sort in
  *            registers, pointer jumping, then sums over ranks and over cursors.
- * The phases are those of plan/tree_block.h; here is what a block is.
+ * The phases are those of plan/tree_block_impl.h; here is what a block is.
  */
 #include "backend/cuda/cuda_launch.h"
 #include "backend/cuda/mma.cuh"
@@ -146,7 +146,7 @@ static __device__ __forceinline__ void tree_scan(A a, B b, C c, D d, E e, int32_
 
 static __device__ void tree_sort(uint64_t *keys, int32_t n);
 
-#include "plan/tree_block.h"
+#include "plan/tree_block_impl.h"
 
 /* KEYS keys a thread, blockDim apart; partners of a warp or a thread exchange in registers. */
 template <int KEYS> static __device__ void tree_sort_registers(uint64_t *keys, int32_t n) {

@@ -15,8 +15,8 @@
  * Three steps, each needing the one before whole: a block a row writes the keys of its units; a
  * block a row finds its leader; one block makes the plan.
  */
-#ifndef PKV_PLAN_TREE_BLOCK_H
-#define PKV_PLAN_TREE_BLOCK_H
+#ifndef PKV_PLAN_TREE_BLOCK_IMPL_H
+#define PKV_PLAN_TREE_BLOCK_IMPL_H
 
 #include "plan/tree_desk.h"
 
