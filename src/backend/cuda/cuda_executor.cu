@@ -20,7 +20,8 @@ extern "C" {
 struct cuda_state {
   int device, sms, major;
   pkv_cuda_shared_memory shared_memory;
-  bool check; /* PKV_CUDA_CHECK: synchronise after each launch */
+  int32_t desk_bytes, dependent; /* as pkv_cuda_tree_prepare says */
+  bool check;                    /* PKV_CUDA_CHECK: synchronise after each launch */
 };
 
 #define PKV_CUDA(err, call)                                                                        \
@@ -114,6 +115,20 @@ static pkv_status device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype
   return PKV_OK;
 }
 
+/* Limits of the kernels that plan, and of those of route shared where they run, so that no step
+   sets them. */
+static pkv_status prepare_planner(const struct pkv_device_plan *plan, pkv_error *err) {
+  cuda_state *state = state_of(plan->executor);
+  if (plan->options.route != PKV_ROUTE_SHARED) {
+    PKV_CUDA(err, pkv_cuda_planner_prepare());
+    return PKV_OK;
+  }
+  const pkv_cuda_shared_ops *ops = pkv_cuda_shared_ops_of(plan->kv_dtype, plan->shape.head_dim);
+  PKV_CUDA(err, pkv_cuda_tree_prepare(&state->desk_bytes, &state->dependent));
+  if (ops && state->major == 9) PKV_CUDA(err, ops->prepare(plan->stages));
+  return PKV_OK;
+}
+
 static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
   const pkv_shape *shape = &plan->shape;
@@ -129,6 +144,7 @@ static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan
             "shape: q_len %d times %d heads a KV head is too large", shape->q_len,
             shape->query_heads / shape->kv_heads);
   plan->tiles = (int32_t)count;
+  PKV_TRY(prepare_planner(plan, err));
   plan->clears_slots = balanced && !(plan->options.flags & PKV_PLAN_BATCH_INVARIANT);
   *slot_bytes = (plan->options.route == PKV_ROUTE_SHARED ? rows : plan->tile_rows) *
                 (int64_t)pkv_cuda_slot_row(ops->head_dim) * 4;
@@ -155,7 +171,8 @@ static pkv_status device_tree_parts(int32_t *parts, pkv_executor *executor, pkv_
 static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t *seq_len,
                                     const pkv_sharing *sharing, void *stream, pkv_error *err) {
   pkv_cuda_tree_params p = {};
-  PKV_CUDA(err, pkv_cuda_tree_prepare(&p.desk_bytes, &p.dependent));
+  p.desk_bytes = state_of(plan->executor)->desk_bytes;
+  p.dependent = state_of(plan->executor)->dependent;
   p.input.header = plan->header;
   p.input.tree = plan->tree.header;
   p.input.plan = (struct pkv_plan *)plan->plan;
@@ -358,7 +375,6 @@ static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_p
   s.v_page_stride = (int32_t)a->cache.v_page_stride;
   s.k_token_stride = (int32_t)a->cache.k_token_stride;
   s.v_token_stride = (int32_t)a->cache.v_token_stride;
-  PKV_CUDA(err, ops->prepare(plan->stages));
   const cudaError_t e = ops->launch(&s, plan->overlap, stream);
   plan->fresh = 0;
   return launched(plan->executor, e, "shared", stream, err);

@@ -63,6 +63,8 @@ typedef struct pkv_cuda_workspace {
   int32_t *fault; /* set to 0 */
 } pkv_cuda_workspace;
 
+/* Raises the planner's shared-memory limit. Once a device. */
+cudaError_t pkv_cuda_planner_prepare(void);
 /* header and plan: see pkv_plan_prepare. sms: how many CTAs may help with the workspace. */
 cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, void *plan,
                                     const int32_t *seq_len, int32_t max_seq_len,

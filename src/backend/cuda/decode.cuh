@@ -31,6 +31,12 @@ template <typename KV, int HD> struct pkv_decode_config {
   static constexpr int ctas = HD > 128 ? 1 : 2; /* an SM, where its shared memory is large enough */
 };
 
+/* Of a CTA whose rings have so many stages. */
+template <typename K, int HD> static int32_t pkv_decode_shared_bytes(int32_t stages) {
+  typedef pkv_decode_config<typename K::template of<HD>, HD> C;
+  return PKV_WARPS * stages * C::stage_bytes + pkv_fold<HD>::bytes;
+}
+
 /* The ring of one warp and the walk that fills it. */
 template <typename KV, int HD, typename Walk = pkv_walk> struct pkv_feed {
   typedef pkv_decode_config<KV, HD> C;

@@ -5,11 +5,7 @@
 
 #include "backend/cuda/cuda_launch.h"
 #include "backend/cuda/decode.cuh"
-
-template <typename K, int HD> static int32_t pkv_decode_shared_bytes(int32_t stages) {
-  typedef pkv_decode_config<typename K::template of<HD>, HD> C;
-  return PKV_WARPS * stages * C::stage_bytes + pkv_fold<HD>::bytes;
-}
+#include "backend/cuda/launch_kernel.cuh"
 
 /* The kernel for a launch, all of which take pkv_cuda_decode_params by value. */
 template <typename K, int HD>
@@ -31,20 +27,12 @@ template <typename K, int HD>
 static cudaError_t pkv_decode_launch(pkv_cuda_kernel kernel, const pkv_cuda_decode_params *p,
                                      int32_t x, int32_t dependent, cudaStream_t stream) {
   if (x == 0) return cudaSuccess;
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attribute = {};
   void *arguments[] = {(void *)p};
   const int tiles = (p->q_len * p->group + p->tile_rows - 1) / p->tile_rows;
-  config.gridDim = dim3((unsigned)x, (unsigned)tiles);
-  config.blockDim = dim3(PKV_THREADS);
-  config.dynamicSmemBytes =
-      kernel == PKV_CUDA_MERGE ? 0 : (size_t)pkv_decode_shared_bytes<K, HD>(p->stages);
-  config.stream = stream;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = dependent ? 1 : 0;
-  return cudaLaunchKernelExC(&config, pkv_decode_kernel_of<K, HD>(kernel, p->tile_rows), arguments);
+  const int32_t bytes = kernel == PKV_CUDA_MERGE ? 0 : pkv_decode_shared_bytes<K, HD>(p->stages);
+  return pkv_cuda_launch_kernel(pkv_decode_kernel_of<K, HD>(kernel, p->tile_rows),
+                                dim3((unsigned)x, (unsigned)tiles), PKV_THREADS, (size_t)bytes,
+                                dependent, arguments, stream);
 }
 
 /* The most stages with `ctas` CTAs an SM; below 2 the kernel does not fit. */

@@ -18,13 +18,10 @@
 
 #include "backend/cuda/slice.cuh"
 
-#define PKV_TURN_ROWS   8  /* query rows that are folded together at most */
-#define PKV_FOLD_PIECES 64 /* pieces of a cut segment whose states are read together */
-#define PKV_FOLD_BATCH  8  /* chunks of one, where arrivals are counted */
-#ifndef PKV_FOLD_UNROLL
-#define PKV_FOLD_UNROLL 1
-#endif
-#define PKV_PATIENCE (1 << 20) /* reads of an empty slot, about a second, before it is a fault */
+#define PKV_TURN_ROWS   8         /* query rows that are folded together at most */
+#define PKV_FOLD_PIECES 64        /* pieces of a cut segment whose states are read together */
+#define PKV_FOLD_BATCH  8         /* chunks of one, where arrivals are counted */
+#define PKV_PATIENCE    (1 << 20) /* reads of an empty slot, about a second, before it is a fault */
 
 template <int HD> struct pkv_fold {
   static constexpr int pitch = HD + 4; /* floats between rows: keeps the warps' stores apart */
@@ -260,8 +257,7 @@ static __device__ __forceinline__ void pkv_fold_warps(pkv_state<HD, NT> &s, pkv_
       float l = ml.y * weight;
       l += __shfl_xor_sync(0xffffffffu, l, 1);
       l += __shfl_xor_sync(0xffffffffu, l, 2);
-      constexpr int unroll = PKV_FOLD_UNROLL;
-#pragma unroll unroll
+#pragma unroll 1
       for (int from = 0; from < here * (HD / 4); from += 32) {
         const int r = (from + lane) / (HD / 4), d = (from + lane) % (HD / 4) * 4;
         const int at = min(r, here - 1);

@@ -168,14 +168,6 @@ static __device__ __forceinline__ int pkv_shared_add(uint32_t at, int x) {
                : "memory");
   return before;
 }
-static __device__ __forceinline__ int pkv_shared_swap_if(uint32_t at, int from, int to) {
-  int before;
-  asm volatile("atom.acq_rel.cta.shared.cas.b32 %0, [%1], %2, %3;\n"
-               : "=r"(before)
-               : "r"(at), "r"(from), "r"(to)
-               : "memory");
-  return before;
-}
 
 /* Programmatic dependent launch; nothing before sm_90. */
 static __device__ __forceinline__ void pkv_grid_wait() {

@@ -350,9 +350,6 @@ __global__ void __launch_bounds__(PKV_NODE_THREADS, 1)
     pkv_cuda_node(const __grid_constant__ pkv_cuda_shared_params s) {
   pkv_grid_wait();
   pkv_grid_release();
-#ifdef PKV_STAMP
-  if (threadIdx.x == 0) PKV_STAMP(0, blockIdx.x);
-#endif
 #ifdef PKV_HAVE_WGMMA
   typedef pkv_node_config<HD> C;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -374,9 +371,6 @@ __global__ void __launch_bounds__(PKV_NODE_THREADS, 1)
   uint32_t lap = 0;
   while (pkv_tree_next_node_piece(&piece, &s.view, &at, &end))
     pkv_node_attend<MMA, HD>(s, piece, q, ring, feed, slot, lap);
-#ifdef PKV_STAMP
-  if (threadIdx.x == 0) PKV_STAMP(1, blockIdx.x);
-#endif
 #endif
 }
 

@@ -10,6 +10,7 @@
  * so that an aborted launch cannot poison the next step.
  */
 #include "backend/cuda/cuda_launch.h"
+#include "backend/cuda/launch_kernel.cuh"
 #include "backend/cuda/mma.cuh"
 #include "plan/plan_core.h"
 
@@ -193,27 +194,22 @@ static __global__ void __launch_bounds__(PLANNER_THREADS)
     ((uint4 *)a.plan)[i] = ((const uint4 *)image)[i];
 }
 
+/* Shared memory for a plan: what the smallest target has, the sums' own left aside. */
+static const int image_limit = 88 * 1024;
+
+extern "C" cudaError_t pkv_cuda_planner_prepare(void) {
+  return cudaFuncSetAttribute(planner, cudaFuncAttributeMaxDynamicSharedMemorySize, image_limit);
+}
+
 extern "C" cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, void *plan,
                                                const int32_t *seq_len, int32_t max_seq_len,
                                                const pkv_cuda_workspace *workspace, int32_t sms,
                                                int32_t dependent, cudaStream_t stream) {
-  planner_args args = {*header, (struct pkv_plan *)plan, seq_len, max_seq_len, *workspace, 0};
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attribute = {};
-  const int limit = 88 * 1024; /* what the smallest target has, the scan's own memory left aside */
-  if (header->rows <= PLANNER_ROWS && header->plan_bytes <= limit) {
-    const cudaError_t e =
-        cudaFuncSetAttribute(planner, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
-    if (e != cudaSuccess) return e;
-    args.in_shared = 1;
-    config.dynamicSmemBytes = (size_t)header->plan_bytes;
-  }
-  config.gridDim = dim3(workspace->slots ? (unsigned)sms : 1);
-  config.blockDim = dim3(PLANNER_THREADS);
-  config.stream = stream;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = dependent ? 1 : 0;
-  return cudaLaunchKernelEx(&config, planner, args);
+  const bool in_shared = header->rows <= PLANNER_ROWS && header->plan_bytes <= image_limit;
+  planner_args args = {*header,  (struct pkv_plan *)plan, seq_len, max_seq_len, *workspace,
+                       in_shared};
+  void *arguments[] = {&args};
+  return pkv_cuda_launch_kernel((const void *)planner, dim3(workspace->slots ? (unsigned)sms : 1),
+                                PLANNER_THREADS, in_shared ? (size_t)header->plan_bytes : 0,
+                                dependent, arguments, stream);
 }

@@ -59,9 +59,6 @@ __global__ void __launch_bounds__(PKV_THREADS,
   x.init(memory + PKV_WARPS * ring_bytes, rows, false);
   __syncthreads();
   pkv_grid_release();
-#ifdef PKV_STAMP
-  if (threadIdx.x == 0) PKV_STAMP(2, blockIdx.x);
-#endif
 
   /* The node kernel has waited for all before it; what it writes itself is not read here. */
   /* The last halves first: those at the front belong to parts with node work and are empty, and
@@ -128,9 +125,6 @@ __global__ void __launch_bounds__(PKV_THREADS,
     now.at += PKV_STEP_TOKENS;
   }
   pkv_copy_wait<0>();
-#ifdef PKV_STAMP
-  if (threadIdx.x == 0) PKV_STAMP(3, blockIdx.x);
-#endif
   pkv_grid_wait();
 }
 

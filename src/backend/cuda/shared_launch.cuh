@@ -4,12 +4,8 @@
 #define PKV_CUDA_SHARED_LAUNCH_CUH
 
 #include "backend/cuda/cuda_launch.h"
+#include "backend/cuda/launch_kernel.cuh"
 #include "backend/cuda/node.cuh"
-
-template <typename K, int HD> static int32_t pkv_private_shared_bytes(int32_t stages) {
-  typedef pkv_decode_config<typename K::template of<HD>, HD> C;
-  return PKV_WARPS * stages * C::stage_bytes + pkv_fold<HD>::bytes;
-}
 
 template <typename K, int HD> static cudaError_t pkv_shared_prepare(int32_t stages) {
   typedef typename K::template of<HD>::mma MMA;
@@ -18,25 +14,8 @@ template <typename K, int HD> static cudaError_t pkv_shared_prepare(int32_t stag
                                        pkv_node_config<HD>::shared_bytes);
   if (e == cudaSuccess)
     e = cudaFuncSetAttribute((const void *)pkv_cuda_private<K, HD>, limit,
-                             pkv_private_shared_bytes<K, HD>(stages));
+                             pkv_decode_shared_bytes<K, HD>(stages));
   return e;
-}
-
-static cudaError_t pkv_shared_one(const void *kernel, dim3 grid, int threads, int bytes,
-                                  int dependent, const pkv_cuda_shared_params *s,
-                                  cudaStream_t stream) {
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attribute = {};
-  void *arguments[] = {(void *)s};
-  config.gridDim = grid;
-  config.blockDim = dim3((unsigned)threads);
-  config.dynamicSmemBytes = (size_t)bytes;
-  config.stream = stream;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = dependent ? 1 : 0;
-  return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 
 /* Nodes, beside them the private parts, then the paths. */
@@ -47,16 +26,18 @@ static cudaError_t pkv_shared_launch(const pkv_cuda_shared_params *s, int32_t de
   const pkv_cuda_decode_params *p = &s->base;
   const unsigned tiles = (unsigned)((p->q_len * p->group + 7) / 8);
   if (p->rows == 0) return cudaSuccess;
-  cudaError_t e =
-      pkv_shared_one((const void *)pkv_cuda_node<MMA, HD>, dim3((unsigned)s->parts),
-                     PKV_NODE_THREADS, pkv_node_config<HD>::shared_bytes, dependent, s, stream);
+  void *arguments[] = {(void *)s};
+  cudaError_t e = pkv_cuda_launch_kernel(
+      (const void *)pkv_cuda_node<MMA, HD>, dim3((unsigned)s->parts), PKV_NODE_THREADS,
+      (size_t)pkv_node_config<HD>::shared_bytes, dependent, arguments, stream);
   if (e == cudaSuccess)
-    e = pkv_shared_one((const void *)pkv_cuda_private<K, HD>, dim3(2 * (unsigned)s->parts, tiles),
-                       PKV_THREADS, pkv_private_shared_bytes<K, HD>(p->stages), 1, s, stream);
+    e = pkv_cuda_launch_kernel(
+        (const void *)pkv_cuda_private<K, HD>, dim3(2 * (unsigned)s->parts, tiles), PKV_THREADS,
+        (size_t)pkv_decode_shared_bytes<K, HD>(p->stages), true, arguments, stream);
   if (e == cudaSuccess)
-    e = pkv_shared_one(pkv_cuda_paths_kernel(HD),
-                       dim3((unsigned)p->rows, (unsigned)p->cache.kv_heads), PKV_THREADS, 0, 1, s,
-                       stream);
+    e = pkv_cuda_launch_kernel(pkv_cuda_paths_kernel(HD),
+                               dim3((unsigned)p->rows, (unsigned)p->cache.kv_heads), PKV_THREADS, 0,
+                               true, arguments, stream);
   return e;
 }
 

@@ -15,6 +15,7 @@
  * The phases are those of plan/tree_block_impl.h; here is what a block is.
  */
 #include "backend/cuda/cuda_launch.h"
+#include "backend/cuda/launch_kernel.cuh"
 #include "backend/cuda/mma.cuh"
 
 #define TREE_FN     static __device__ __forceinline__
@@ -279,23 +280,18 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
   const pkv_plan_core core = pkv_plan_core_of(&in.header);
   const int64_t bytes = pkv_tree_desk_bytes(&core);
   const bool fits = bytes <= p->desk_bytes;
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.stream = stream;
-  config.gridDim = dim3(rows > 0 ? (unsigned)rows : 1u);
-  config.blockDim = dim3(ROW_THREADS);
-  cudaError_t e = cudaLaunchKernelEx(&config, tree_keys, in, zeros);
-  config.numAttrs = p->dependent ? 1 : 0;
+  void *of_keys[] = {&in, (void *)&zeros};
+  cudaError_t e =
+      pkv_cuda_launch_kernel((const void *)tree_keys, dim3(rows > 0 ? (unsigned)rows : 1u),
+                             ROW_THREADS, 0, false, of_keys, stream);
+  const void *leaders = rows <= 512 ? (const void *)tree_leaders<7> : (const void *)tree_leaders<3>;
   if (e == cudaSuccess && rows > 0)
-    e = rows <= 512 ? cudaLaunchKernelEx(&config, tree_leaders<7>, in)
-                    : cudaLaunchKernelEx(&config, tree_leaders<3>, in);
-  config.gridDim = dim3(1);
-  config.blockDim = dim3(PLAN_THREADS);
-  config.dynamicSmemBytes = fits ? (size_t)bytes : 0;
+    e = pkv_cuda_launch_kernel(leaders, dim3((unsigned)rows), ROW_THREADS, 0, p->dependent, of_keys,
+                               stream);
   void *where = fits ? NULL : desk;
-  if (e == cudaSuccess) e = cudaLaunchKernelEx(&config, tree_plan, in, where);
+  void *of_plan[] = {&in, &where};
+  if (e == cudaSuccess)
+    e = pkv_cuda_launch_kernel((const void *)tree_plan, dim3(1), PLAN_THREADS,
+                               fits ? (size_t)bytes : 0, p->dependent, of_plan, stream);
   return e;
 }
