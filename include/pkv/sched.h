@@ -68,7 +68,10 @@ typedef enum pkv_sched_policy {
   PKV_SCHED_STATIC_CHAIN = 2, /* add while the chain loses little, else up to a floor */
   PKV_SCHED_UCB = 3,          /* contextual bandit */
   PKV_SCHED_Q_LEARNING = 4,
-  PKV_SCHED_MARGINAL = 5 /* add while it costs less than a token does now, by the cost callback */
+  /* Add while one batch of those that run, the candidate and its peers takes no longer than two
+     batches do, one after the other, by the cost callback. Peers are the other waiting requests
+     that would reread what the candidate brings, as many as fit. */
+  PKV_SCHED_MARGINAL = 5
 } pkv_sched_policy;
 #define PKV_SCHED_POLICIES 6
 
@@ -113,6 +116,7 @@ typedef struct pkv_sched_batch {
   int32_t chain_tokens;  /* common to all rows */
   int64_t total_tokens;  /* of all rows */
   int64_t unique_tokens; /* a prefix that several rows share counted once */
+  int64_t common_tokens; /* of those, what two rows or more have */
 } pkv_sched_batch;
 
 /* Seconds that a decode step of this batch takes; finite, >= 0 (anything else counts as 0). */
@@ -176,13 +180,15 @@ typedef struct pkv_sched_options {
   uint64_t seed;
   uint32_t faults;
   const pkv_allocator *allocator;
+  int32_t max_rows; /* of a batch, as far as marginal looks ahead; it limits no call; 0 = any */
 } pkv_sched_options;
 /* All defaults: the fields that are not named are 0. */
 #define PKV_SCHED_OPTIONS_INIT                                                                     \
   {                                                                                                \
     (uint32_t)sizeof(pkv_sched_options), PKV_SCHED_TREE, PKV_SCHED_ALWAYS, 0, 0, 0, 0, 0, 0,       \
         PKV_SCHED_AGEING_EACH, 0.0, 0.0, 0.0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0,  \
-        0.0, NULL, NULL, 0.0, 0.0, 0.0, NULL, NULL, PKV_SCHED_HASH_BULK, NULL, NULL, 0u, 0u, NULL  \
+        0.0, NULL, NULL, 0.0, 0.0, 0.0, NULL, NULL, PKV_SCHED_HASH_BULK, NULL, NULL, 0u, 0u, NULL, \
+        0                                                                                          \
   }
 
 /* Single-owner. */
@@ -268,11 +274,12 @@ typedef struct pkv_sched_pick {
   int32_t bypasses;        /* how often it was passed over (AGEING_EACH: exact for the oldest of its
                               priority, else -1) */
   int64_t waited_ns;
+  int32_t waiting_peers; /* other waiting requests that have the first new chunk too */
 } pkv_sched_pick;
 #define PKV_SCHED_PICK_INIT                                                                        \
   {                                                                                                \
     (uint32_t)sizeof(pkv_sched_pick), PKV_SCHED_EMPTY, PKV_SCHED_BY_ORDER, 0, 0u, 0, 0, 0, 0, 0,   \
-        0, 0, 0, 0                                                                                 \
+        0, 0, 0, 0, 0                                                                              \
   }
 
 /*
@@ -329,11 +336,12 @@ typedef struct pkv_sched_stats {
   int64_t memory_bytes;              /* taken from the allocator */
   int64_t used_bytes; /* of it in use for the requests held; the rest is ready for more */
   int64_t peak_used_bytes;
+  int64_t common_tokens; /* of unique_tokens, what two active requests or more have */
 } pkv_sched_stats;
 #define PKV_SCHED_STATS_INIT                                                                       \
   {                                                                                                \
     (uint32_t)sizeof(pkv_sched_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,                \
-        {0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                              \
+        {0, 0, 0, 0, 0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                           \
   }
 
 /* Fills *out, whatever it held. Constant time. */

@@ -40,8 +40,6 @@ static int64_t sim_clock(void *ctx) {
   return (int64_t)(s->now * 1e9);
 }
 
-/* What the policy sees. How many tokens a batch yet to be shares is not told: at least its chain,
-   and those that are shared now. */
 static double sim_cost(void *ctx, const pkv_sched_batch *batch) {
   const sim *const s = ctx;
   const double mean = s->row_count > 0 ? (double)s->generated / s->row_count : 0;
@@ -50,7 +48,7 @@ static double sim_cost(void *ctx, const pkv_sched_batch *batch) {
       .rows = batch->rows,
       .total = (double)batch->total_tokens + answers,
       .unique = (double)batch->unique_tokens + answers,
-      .shared = fmax((double)batch->chain_tokens, (double)s->chunks.shared),
+      .shared = (double)batch->common_tokens,
   };
   return sched_decode_s(s->o->device, s->o->shape, s->o->route, &load);
 }
@@ -112,10 +110,11 @@ static pkv_status sim_check(const sim *s, pkv_error *err) {
   pkv_sched_get_stats(&stats, s->sched);
   PKV_CHECK(err,
             stats.active == s->row_count && stats.total_tokens == s->total &&
-                stats.unique_tokens == s->chunks.unique,
-            PKV_E_INTERNAL, "%d rows, %lld unique tokens; the scheduler has %d and %lld",
-            (int)s->row_count, (long long)s->chunks.unique, (int)stats.active,
-            (long long)stats.unique_tokens);
+                stats.unique_tokens == s->chunks.unique && stats.common_tokens == s->chunks.shared,
+            PKV_E_INTERNAL,
+            "%d rows, %lld unique tokens, %lld in common; the scheduler has %d, %lld and %lld",
+            (int)s->row_count, (long long)s->chunks.unique, (long long)s->chunks.shared,
+            (int)stats.active, (long long)stats.unique_tokens, (long long)stats.common_tokens);
   return PKV_OK;
 }
 
@@ -239,6 +238,7 @@ static pkv_status sim_init(sim *s, pkv_error *err) {
   options.max_prompt_tokens = 1 << 24;
   options.chunk_tokens = o->work->chunk;
   options.page_tokens = PAGE;
+  options.max_rows = o->max_batch;
   options.cost = sim_cost;
   options.cost_ctx = s;
   options.clock = sim_clock;

@@ -83,6 +83,7 @@ static pkv_status check_policy_options(const pkv_sched_options *o, pkv_error *er
   CHECK_REAL(o, q_explore, -1, 1);
   CHECK_REAL(o, prior_weight, -1, 1e6);
   CHECK_REAL(o, cost_base_us, 0, 1e12);
+  CHECK_INT(o, max_rows, 0, INT32_MAX);
   CHECK_REAL(o, cost_row_us, 0, 1e12);
   CHECK_REAL(o, cost_token_us, 0, 1e12);
   CHECK_INT(o, hash, 0, PKV_SCHED_HASH_TOKENWISE);
@@ -344,8 +345,17 @@ void pkv_sched_move(pkv_sched *s, uint32_t slot, pkv_sched_place to) {
     pkv_tree_move(s, slot, to);
 }
 
-int32_t pkv_sched_shared(const pkv_sched *s, uint32_t slot) {
-  return s->cht != NULL ? pkv_cht_shared(s, slot) : pkv_tree_shared(s, slot);
+int32_t pkv_sched_shared(const pkv_sched *s, uint32_t slot, int32_t others) {
+  return s->cht != NULL ? pkv_cht_shared(s, slot, others) : pkv_tree_shared(s, slot, others);
+}
+
+/* A request joins the batch (by = 1) or leaves it; how many of its tokens others there have. */
+static int32_t count_tokens(pkv_sched *s, uint32_t slot, int by) {
+  const int32_t prompt = s->reqs[slot].prompt, shared = pkv_sched_shared(s, slot, 1);
+  s->total_tokens += by * prompt;
+  s->unique_tokens += by * (prompt - shared);
+  s->common_tokens += by * (shared - pkv_sched_shared(s, slot, 2));
+  return shared;
 }
 
 static pkv_status find_in(uint32_t *slot, const pkv_sched *s, uint64_t id, pkv_sched_place place,
@@ -381,24 +391,20 @@ pkv_status pkv_sched_admit(pkv_sched *sched, uint64_t id, pkv_error *err) {
   PKV_TRY(find_in(&slot, sched, id, PKV_SCHED_IS_WAITING, err));
   pkv_sched_req *r = &sched->reqs[slot];
   (void)pkv_sched_now(sched);
-  const int32_t shared = pkv_sched_shared(sched, slot);
-  count_admission(sched, slot, shared);
+  count_admission(sched, slot, count_tokens(sched, slot, 1));
   if (sched->last.valid && sched->last.slot == slot) pkv_sched_policy_admitted(sched);
   if (r->deadline != 0) pkv_sched_deadline_remove(sched, slot);
   pkv_sched_move(sched, slot, PKV_SCHED_IS_ACTIVE);
   pkv_sched_queue_leave(sched, slot, true);
   sched->waiting--;
   sched->active++;
-  sched->total_tokens += r->prompt;
-  sched->unique_tokens += r->prompt - shared;
   changed(sched);
   return PKV_OK;
 }
 
 /* An active request is about to leave the batch. */
 static void leave_batch(pkv_sched *s, uint32_t slot) {
-  s->total_tokens -= s->reqs[slot].prompt;
-  s->unique_tokens -= s->reqs[slot].prompt - pkv_sched_shared(s, slot);
+  (void)count_tokens(s, slot, -1);
   s->active--;
   s->changes++;
   pkv_sched_policy_stopped(s);
@@ -495,6 +501,7 @@ void pkv_sched_get_stats(pkv_sched_stats *out, const pkv_sched *sched) {
   out->preempted = sched->preempted;
   out->total_tokens = sched->total_tokens;
   out->unique_tokens = sched->unique_tokens;
+  out->common_tokens = sched->common_tokens;
   if (sched->cht != NULL) {
     out->chain_chunks = pkv_sched_chunks(sched, pkv_cht_chain(sched));
     out->tree_nodes = pkv_cht_keys(sched);
@@ -519,7 +526,7 @@ int32_t pkv_sched_snapshot(pkv_sched_entry *entries, int32_t capacity, const pkv
             (pkv_sched_state)r->place,
             r->priority,
             r->prompt,
-            r->place == PKV_SCHED_IS_ACTIVE ? r->prompt : pkv_sched_shared(sched, at),
+            r->place == PKV_SCHED_IS_ACTIVE ? r->prompt : pkv_sched_shared(sched, at, 1),
             r->since_ns};
       n++;
     }

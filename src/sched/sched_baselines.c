@@ -87,7 +87,7 @@ static uint32_t gather(pkv_sched *s, const pkv_sched_class *c, uint32_t *list) {
   for (uint32_t slot = c->head; slot != NONE; slot = s->reqs[slot].younger) {
     if (s->reqs[slot].place != PKV_SCHED_IS_WAITING) continue;
     list[count++] = slot;
-    r->shared[slot] = pkv_tree_shared(s, slot);
+    r->shared[slot] = pkv_tree_shared(s, slot, 1);
     if (limit == 0 || r->shared[slot] > limit) continue;
     const uint32_t group = at_least(s->tree, s->reqs[slot].node, depth);
     if (group == NONE) continue;

@@ -473,10 +473,17 @@ static int32_t tokens_of(const pkv_sched *s, uint32_t slot, int32_t levels) {
   return tokens < s->reqs[slot].hashed ? (int32_t)tokens : s->reqs[slot].hashed;
 }
 
-int32_t pkv_cht_shared(const pkv_sched *s, uint32_t slot) {
+int32_t pkv_cht_shared(const pkv_sched *s, uint32_t slot, int32_t others) {
   const int32_t self = s->reqs[slot].place == PKV_SCHED_IS_ACTIVE;
-  const int32_t levels = held_by(s->cht, slot, INT32_MAX, self + 1);
+  const int32_t levels = held_by(s->cht, slot, INT32_MAX, self + others);
   return tokens_of(s, slot, levels);
+}
+
+/* The other waiting requests that have the first chunk that is not covered. */
+static int32_t peers(const pkv_sched *s, uint32_t slot, int32_t self) {
+  const int32_t covered = held_by(s->cht, slot, INT32_MAX, 1);
+  if (covered == s->cht->reqs[slot].levels) return 0;
+  return key_at(s->cht, slot, covered + 1)->waiting - self;
 }
 
 int32_t pkv_cht_chain(const pkv_sched *s) {
@@ -488,7 +495,9 @@ void pkv_cht_view(pkv_sched_view *view, const pkv_sched *s, uint32_t slot) {
   const int32_t self = s->reqs[slot].place == PKV_SCHED_IS_WAITING;
   const int32_t levels =
       c->active == 0 ? c->reqs[slot].levels : held_by(c, slot, c->chain, c->active);
-  view->shared_tokens = pkv_cht_shared(s, slot);
+  view->shared_tokens = pkv_cht_shared(s, slot, 1);
+  view->twice_tokens = pkv_cht_shared(s, slot, 2);
+  view->peers = peers(s, slot, self);
   view->chain_before = pkv_cht_chain(s);
   view->chain_after = tokens_of(s, slot, levels);
   view->sharers = (levels > 0 ? key_at(c, slot, levels)->waiting : s->waiting) - self;

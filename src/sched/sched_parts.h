@@ -84,9 +84,9 @@ typedef struct pkv_sched_queue {
 
 /* What a request would mean for the batch. */
 typedef struct pkv_sched_view {
-  int32_t shared_tokens;
-  int32_t chain_before, chain_after; /* tokens */
-  int32_t sharers;
+  int32_t shared_tokens, twice_tokens; /* that one active request has, that two have */
+  int32_t chain_before, chain_after;   /* tokens */
+  int32_t sharers, peers;
 } pkv_sched_view;
 
 typedef struct pkv_tree pkv_tree;
@@ -122,7 +122,7 @@ struct pkv_sched {
   bool started;  /* the clock was read */
   int32_t floor; /* STATIC_CHAIN */
   int32_t waiting, active, preempted;
-  int64_t total_tokens, unique_tokens;
+  int64_t total_tokens, unique_tokens, common_tokens;
   pkv_sched_last last;
   pkv_sched_stats stats; /* counters since create */
   int64_t allocated, used_peak;
@@ -182,8 +182,8 @@ void pkv_tree_remove(pkv_sched *s, uint32_t slot);
 void pkv_tree_move(pkv_sched *s, uint32_t slot, pkv_sched_place to);
 /* The best of those that share, PKV_SCHED_NONE = none does. */
 uint32_t pkv_tree_choose(const pkv_sched *s);
-/* Covered by others than itself. */
-int32_t pkv_tree_shared(const pkv_sched *s, uint32_t slot);
+/* The longest prefix that `others` active requests have, itself not counted. */
+int32_t pkv_tree_shared(const pkv_sched *s, uint32_t slot, int32_t others);
 int32_t pkv_tree_chain(const pkv_sched *s); /* tokens */
 void pkv_tree_view(pkv_sched_view *view, const pkv_sched *s, uint32_t slot);
 size_t pkv_tree_used(const pkv_sched *s);
@@ -198,7 +198,7 @@ pkv_status pkv_cht_insert(pkv_sched *s, uint32_t slot, pkv_error *err);
 void pkv_cht_remove(pkv_sched *s, uint32_t slot);
 void pkv_cht_move(pkv_sched *s, uint32_t slot, pkv_sched_place to);
 uint32_t pkv_cht_choose(pkv_sched *s);
-int32_t pkv_cht_shared(const pkv_sched *s, uint32_t slot);
+int32_t pkv_cht_shared(const pkv_sched *s, uint32_t slot, int32_t others);
 int32_t pkv_cht_chain(const pkv_sched *s); /* tokens */
 void pkv_cht_view(pkv_sched_view *view, const pkv_sched *s, uint32_t slot);
 size_t pkv_cht_used(const pkv_sched *s);
@@ -219,8 +219,8 @@ uint32_t pkv_sched_ranking_choose(pkv_sched *s);
 pkv_status pkv_sched_policy_create(pkv_sched *s, pkv_error *err);
 void pkv_sched_policy_destroy(pkv_sched *s);
 /* Sets verdict and forced of a pick that is complete otherwise, and s->last. */
-void pkv_sched_decide(pkv_sched *s, pkv_sched_pick *pick, const pkv_sched_view *view,
-                      uint32_t slot);
+void pkv_sched_decide(pkv_sched *s, pkv_sched_pick *pick, const pkv_sched_view *view, uint32_t slot,
+                      int64_t page_budget);
 /* The pick in s->last is being admitted. */
 void pkv_sched_policy_admitted(pkv_sched *s);
 void pkv_sched_policy_stopped(pkv_sched *s);
@@ -263,7 +263,7 @@ void pkv_sched_policy_reward(pkv_sched *s, int32_t rows, double seconds);
 /* ---- sched_pick.c, sched_check.c ---- */
 
 void pkv_sched_move(pkv_sched *s, uint32_t slot, pkv_sched_place to);
-int32_t pkv_sched_shared(const pkv_sched *s, uint32_t slot);
+int32_t pkv_sched_shared(const pkv_sched *s, uint32_t slot, int32_t others);
 /* E_INTERNAL: something inside does not fit together, and what. For tests: takes O(held). */
 pkv_status pkv_sched_check(const pkv_sched *s, pkv_error *err);
 

@@ -81,7 +81,7 @@ static candidate choose(pkv_sched *s) {
 }
 
 static int32_t new_pages(const pkv_sched *s, uint32_t slot) {
-  const int32_t pages = s->reqs[slot].pages - pkv_sched_shared(s, slot) / s->o.page_tokens;
+  const int32_t pages = s->reqs[slot].pages - pkv_sched_shared(s, slot, 1) / s->o.page_tokens;
   return pages > 0 ? pages : 0;
 }
 
@@ -153,6 +153,7 @@ static void describe(pkv_sched_pick *out, pkv_sched_view *view, const pkv_sched 
   out->chain_before = pkv_sched_chunks(s, view->chain_before);
   out->chain_after = pkv_sched_chunks(s, view->chain_after);
   out->waiting_sharers = view->sharers;
+  out->waiting_peers = view->peers;
   out->bypasses = -1;
   if (c.slot == top->oldest) {
     const int64_t n = pkv_sched_bypasses(s, top);
@@ -181,6 +182,6 @@ pkv_status pkv_sched_best(pkv_sched_pick *out, pkv_sched *sched, int64_t page_bu
   if (c.slot == NONE)
     out->verdict = PKV_SCHED_BLOCKED;
   else
-    pkv_sched_decide(sched, out, &view, c.slot);
+    pkv_sched_decide(sched, out, &view, c.slot, page_budget);
   return PKV_OK;
 }

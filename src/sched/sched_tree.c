@@ -87,9 +87,7 @@ static bool relink(pkv_tree *t, uint32_t path) {
 void pkv_tree_promote(pkv_tree *t, uint32_t u, uint32_t path) {
   const uint32_t above = pkv_tree_path_of(t, u);
   const uint32_t root = t->paths[path].root;
-  uint32_t top = root;
-  while (t->nodes[top].left != NONE)
-    top = t->nodes[top].left;
+  const uint32_t top = pkv_tree_path_top(t, path);
   pkv_tree_unlink(t, path);
   const uint32_t old = pkv_tree_path_cut(t, above, u);
   pkv_tree_path_append(t, above, root);
@@ -189,16 +187,34 @@ uint32_t pkv_tree_choose(const pkv_sched *s) {
 
 /* ---- what is shared ---- */
 
-int32_t pkv_tree_shared(const pkv_sched *s, uint32_t slot) {
+int32_t pkv_tree_shared(const pkv_sched *s, uint32_t slot, int32_t others) {
   const pkv_tree *t = s->tree;
-  const int32_t self = s->reqs[slot].place == PKV_SCHED_IS_ACTIVE;
+  const int32_t least = others + (s->reqs[slot].place == PKV_SCHED_IS_ACTIVE);
   for (uint32_t x = s->reqs[slot].node; x != NONE;) {
     const pkv_tree_spot spot = pkv_tree_look(t, x);
-    if (spot.active > self) return t->nodes[x].depth;
-    if (spot.above != NONE) return t->nodes[spot.above].depth;
-    x = t->paths[spot.path].parent;
+    if (spot.active >= least) return t->nodes[x].depth;
+    x = spot.above != NONE ? spot.above : t->paths[spot.path].parent;
   }
   return 0;
+}
+
+/* The other waiting requests below the first node under what is covered of this one's prompt. */
+static int32_t peers(const pkv_sched *s, uint32_t slot, int32_t covered) {
+  const pkv_tree *t = s->tree;
+  const int32_t self = s->reqs[slot].place == PKV_SCHED_IS_WAITING;
+  uint32_t x = s->reqs[slot].node, first = NONE;
+  if (t->nodes[x].depth <= covered) return 0; /* it goes on alone */
+  while (first == NONE) {
+    const uint32_t path = pkv_tree_path_of(t, x);
+    const uint32_t last = pkv_tree_deepest(t, path, covered);
+    if (last != NONE) {
+      first = t->nodes[last].heavy;
+      break;
+    }
+    x = t->paths[path].parent;
+    if (t->nodes[x].depth <= covered) first = pkv_tree_path_top(t, path);
+  }
+  return pkv_tree_look(t, first).waiting - self;
 }
 
 static int32_t all_active(const pkv_tree *t) {
@@ -232,7 +248,9 @@ void pkv_tree_view(pkv_sched_view *view, const pkv_sched *s, uint32_t slot) {
   uint32_t x = s->reqs[slot].node;
   const int32_t self = s->reqs[slot].place == PKV_SCHED_IS_WAITING, active = all_active(t);
   pkv_tree_spot spot = pkv_tree_look(t, x);
-  view->shared_tokens = pkv_tree_shared(s, slot);
+  view->shared_tokens = pkv_tree_shared(s, slot, 1);
+  view->twice_tokens = pkv_tree_shared(s, slot, 2);
+  view->peers = peers(s, slot, view->shared_tokens);
   view->chain_before = pkv_tree_chain(s);
   if (active == 0) {
     const int32_t whole = s->reqs[slot].hashed;

@@ -82,6 +82,8 @@ void pkv_tree_pull(pkv_tree *t, uint32_t x);
 /* Pulls x and everything above it on its path, and returns the path. */
 uint32_t pkv_tree_pull_up(pkv_tree *t, uint32_t x);
 uint32_t pkv_tree_path_of(const pkv_tree *t, uint32_t x);
+/* The first node of the path, and the last. */
+uint32_t pkv_tree_path_top(const pkv_tree *t, uint32_t path);
 uint32_t pkv_tree_path_end(const pkv_tree *t, uint32_t path);
 /* A path of the single node x; not yet hung anywhere. */
 uint32_t pkv_tree_path_new(pkv_tree *t, uint32_t x, uint32_t parent);

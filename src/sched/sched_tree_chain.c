@@ -130,83 +130,75 @@ uint32_t pkv_tree_pull_up(pkv_tree *t, uint32_t x) {
 
 /* ---- AVL trees, by join ---- */
 
-static void set_left(pkv_tree *t, uint32_t x, uint32_t child) {
-  t->nodes[x].left = child;
-  if (child != NONE) t->nodes[child].up = x;
+typedef enum side { LEFT = 0, RIGHT = 1 } side;
+
+static inline uint32_t child(const pkv_tree *t, uint32_t x, side at) {
+  return at == LEFT ? t->nodes[x].left : t->nodes[x].right;
 }
 
-static void set_right(pkv_tree *t, uint32_t x, uint32_t child) {
-  t->nodes[x].right = child;
-  if (child != NONE) t->nodes[child].up = x;
+static inline side other(side at) {
+  return at == LEFT ? RIGHT : LEFT;
 }
 
-/* Lifts x's child over x, pulls both, and returns it; its `up` is the caller's. */
-static uint32_t rotate(pkv_tree *t, uint32_t x, bool left_child) {
-  uint32_t c;
-  if (left_child) {
-    c = t->nodes[x].left;
-    set_left(t, x, t->nodes[c].right);
-    pkv_tree_pull(t, x);
-    set_right(t, c, x);
-  } else {
-    c = t->nodes[x].right;
-    set_right(t, x, t->nodes[c].left);
-    pkv_tree_pull(t, x);
-    set_left(t, c, x);
-  }
+static void set_child(pkv_tree *t, uint32_t x, side at, uint32_t c) {
+  if (at == LEFT)
+    t->nodes[x].left = c;
+  else
+    t->nodes[x].right = c;
+  if (c != NONE) t->nodes[c].up = x;
+}
+
+/* Lifts x's child on that side over x, pulls both, and returns it; its `up` is the caller's. */
+static uint32_t lift(pkv_tree *t, uint32_t x, side from) {
+  const uint32_t c = child(t, x, from);
+  set_child(t, x, from, child(t, c, other(from)));
+  pkv_tree_pull(t, x);
+  set_child(t, c, other(from), x);
   pkv_tree_pull(t, c);
   return c;
 }
 
 /* Pulls x and restores its balance; the root of what stands in its place. */
 static uint32_t balance(pkv_tree *t, uint32_t x) {
-  const uint32_t l = t->nodes[x].left, r = t->nodes[x].right;
-  const int32_t lean = height(t, l) - height(t, r);
-  if (lean > 1) {
-    if (height(t, t->nodes[l].left) < height(t, t->nodes[l].right))
-      set_left(t, x, rotate(t, l, false));
-    return rotate(t, x, true);
+  const int32_t lean = height(t, t->nodes[x].left) - height(t, t->nodes[x].right);
+  if (lean >= -1 && lean <= 1) {
+    pkv_tree_pull(t, x);
+    return x;
   }
-  if (lean < -1) {
-    if (height(t, t->nodes[r].right) < height(t, t->nodes[r].left))
-      set_right(t, x, rotate(t, r, true));
-    return rotate(t, x, false);
+  const side tall = lean > 0 ? LEFT : RIGHT;
+  const uint32_t c = child(t, x, tall);
+  if (height(t, child(t, c, tall)) < height(t, child(t, c, other(tall))))
+    set_child(t, x, tall, lift(t, c, other(tall)));
+  return lift(t, x, tall);
+}
+
+/* Down the inner spine of the taller of two trees, to where k and the lower one go in. */
+static uint32_t graft(pkv_tree *t, uint32_t tall, side inner, uint32_t k, uint32_t low) {
+  const int32_t most = height(t, low) + 1;
+  uint32_t above = NONE, x = tall;
+  t->nodes[tall].up = NONE;
+  while (height(t, x) > most) {
+    above = x;
+    x = child(t, x, inner);
   }
-  pkv_tree_pull(t, x);
-  return x;
+  set_child(t, k, other(inner), x);
+  set_child(t, k, inner, low);
+  set_child(t, above, inner, k);
+  return tall;
 }
 
 /* l, then k, then r as one tree; the root's `up` is NONE. */
 static uint32_t join(pkv_tree *t, uint32_t l, uint32_t k, uint32_t r) {
-  const int32_t hl = height(t, l), hr = height(t, r);
-  uint32_t above = NONE, root;
-  if (hl > hr + 1) { /* down the right spine of the taller tree */
-    uint32_t x = l;
-    t->nodes[l].up = NONE;
-    while (height(t, x) > hr + 1) {
-      above = x;
-      x = t->nodes[x].right;
-    }
-    set_left(t, k, x);
-    set_right(t, k, r);
-    set_right(t, above, k);
-    root = l;
-  } else if (hr > hl + 1) {
-    uint32_t x = r;
-    t->nodes[r].up = NONE;
-    while (height(t, x) > hl + 1) {
-      above = x;
-      x = t->nodes[x].left;
-    }
-    set_left(t, k, l);
-    set_right(t, k, x);
-    set_left(t, above, k);
-    root = r;
+  const int32_t lean = height(t, l) - height(t, r);
+  uint32_t root = k;
+  if (lean > 1) {
+    root = graft(t, l, RIGHT, k, r);
+  } else if (lean < -1) {
+    root = graft(t, r, LEFT, k, l);
   } else {
-    set_left(t, k, l);
-    set_right(t, k, r);
+    set_child(t, k, LEFT, l);
+    set_child(t, k, RIGHT, r);
     t->nodes[k].up = NONE;
-    root = k;
   }
   for (uint32_t x = k; x != NONE;) {
     const uint32_t up = t->nodes[x].up;
@@ -321,6 +313,13 @@ uint32_t pkv_tree_path_of(const pkv_tree *t, uint32_t x) {
   while (!(up & PKV_TREE_PATH))
     up = t->nodes[up].up;
   return up & ~PKV_TREE_PATH;
+}
+
+uint32_t pkv_tree_path_top(const pkv_tree *t, uint32_t path) {
+  uint32_t x = t->paths[path].root;
+  while (t->nodes[x].left != NONE)
+    x = t->nodes[x].left;
+  return x;
 }
 
 uint32_t pkv_tree_path_end(const pkv_tree *t, uint32_t path) {

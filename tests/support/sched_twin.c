@@ -104,6 +104,23 @@ int64_t twin_unique_tokens(const sched_twin *t) {
   return total;
 }
 
+/* What two active prompts or more have: each adds what exactly one of those before it shares. */
+int64_t twin_common_tokens(const sched_twin *t, const twin_req *extra) {
+  int64_t total = 0;
+  for (int32_t i = 0; i < t->count; i++) {
+    int32_t most = 0, second = 0;
+    if (t->q[i].state != PKV_SCHED_ACTIVE && &t->q[i] != extra) continue;
+    for (int32_t j = 0; j < i; j++) {
+      if (t->q[j].state != PKV_SCHED_ACTIVE && &t->q[j] != extra) continue;
+      const int32_t n = common(t, &t->q[i], &t->q[j]);
+      second = n > most ? most : n > second ? n : second;
+      if (n > most) most = n;
+    }
+    total += most - second;
+  }
+  return total;
+}
+
 static int64_t total_tokens(const sched_twin *t) {
   int64_t total = 0;
   for (int32_t i = 0; i < t->count; i++)
@@ -323,14 +340,39 @@ static twin_req *choose(sched_twin *t, const bool *hidden, pkv_sched_reason *rea
   return by_order(t, top, hidden, reason);
 }
 
-static double cost(const sched_twin *t, int32_t rows, int32_t chain, int64_t total,
-                   int64_t unique) {
-  const pkv_sched_batch b = {rows, chain, total, unique};
-  return t->o.cost(t->o.cost_ctx, &b);
+/* Of the batch, and of what is left of it when half has ended. */
+static double cost(const sched_twin *t, int32_t rows, int32_t chain, int64_t total, int64_t unique,
+                   int64_t common_tokens) {
+  const pkv_sched_batch b = {rows, chain, total, unique, common_tokens};
+  pkv_sched_batch half = {(rows + 1) / 2, chain, total / 2,
+                          common_tokens + (unique - common_tokens) / 2, common_tokens};
+  if (half.total_tokens < half.unique_tokens) half.total_tokens = half.unique_tokens;
+  return t->o.cost(t->o.cost_ctx, &b) + t->o.cost(t->o.cost_ctx, &half);
 }
 
-static bool adds(sched_twin *t, const pkv_sched_pick *p, const twin_req *r, int32_t rows) {
-  const int64_t total = total_tokens(t), unique = twin_unique_tokens(t);
+static bool together_is_cheaper(const sched_twin *t, const pkv_sched_pick *p, const twin_req *r,
+                                int64_t budget) {
+  const int32_t rows = twin_in(t, PKV_SCHED_ACTIVE), prompt = p->prompt_tokens;
+  const int64_t total = total_tokens(t), common_tokens = twin_common_tokens(t, NULL);
+  const int64_t unique = twin_unique_tokens(t);
+  int32_t n = 0;
+  for (int32_t i = 0; i < p->waiting_peers; i++) { /* one more, while it fits */
+    const int64_t own = r->pages - prompt / t->o.page_tokens;
+    if (t->o.order == PKV_SCHED_FCFS || t->o.order == PKV_SCHED_PRIORITY) break;
+    if (t->o.max_rows > 0 && rows + 1 + n + 1 > t->o.max_rows) break;
+    if (budget >= 0 && p->new_pages + (n + 1) * (own > 0 ? own : 1) > budget) break;
+    n++;
+  }
+  const double apart =
+      cost(t, rows, twin_chain(t), total, unique, common_tokens) +
+      cost(t, n + 1, prompt, (int64_t)(n + 1) * prompt, prompt, n > 0 ? prompt : 0);
+  return cost(t, rows + n + 1, chain_with(t, r), total + (int64_t)(n + 1) * prompt,
+              unique + p->new_tokens,
+              twin_common_tokens(t, r) + (n > 0 ? p->new_tokens : 0)) <= apart;
+}
+
+static bool adds(sched_twin *t, const pkv_sched_pick *p, const twin_req *r, int32_t rows,
+                 int64_t budget) {
   switch (t->o.policy) {
   case PKV_SCHED_STATIC:
     return p->new_tokens <= t->o.static_new_tokens;
@@ -338,12 +380,8 @@ static bool adds(sched_twin *t, const pkv_sched_pick *p, const twin_req *r, int3
     t->within_loss = p->chain_before - p->chain_after <=
                      (p->waiting_sharers >= t->o.crowd ? t->o.chain_loss_crowded : t->o.chain_loss);
     return t->within_loss || rows < t->floor;
-  case PKV_SCHED_MARGINAL: {
-    const double now = cost(t, rows, twin_chain(t), total, unique);
-    const double next =
-        cost(t, rows + 1, chain_with(t, r), total + p->prompt_tokens, unique + p->new_tokens);
-    return next - now <= now / rows;
-  }
+  case PKV_SCHED_MARGINAL:
+    return together_is_cheaper(t, p, r, budget);
   default:
     return true;
   }
@@ -362,6 +400,9 @@ static void describe(pkv_sched_pick *out, sched_twin *t, const twin_req *r) {
   for (int32_t i = 0; i < t->count; i++)
     out->waiting_sharers +=
         &t->q[i] != r && t->q[i].state == PKV_SCHED_WAITING && common(t, &t->q[i], r) >= after;
+  for (int32_t i = 0; i < t->count; i++)
+    out->waiting_peers += &t->q[i] != r && t->q[i].state == PKV_SCHED_WAITING &&
+                          common(t, &t->q[i], r) > out->shared_tokens;
   out->bypasses = -1;
   if (r == oldest(t, priority(t, r), NULL))
     out->bypasses = t->o.ageing == PKV_SCHED_AGEING_EACH ? (int32_t)r->passed : *streak_of(t, r);
@@ -399,5 +440,5 @@ void twin_best(pkv_sched_pick *out, sched_twin *t, int64_t budget) {
   const bool guarded =
       (t->o.faults & PKV_SCHED_FAULT_NO_GUARD) == 0 && total_tokens(t) == twin_unique_tokens(t);
   out->forced = rows == 0 || reason == PKV_SCHED_BY_WAIT || guarded;
-  out->verdict = out->forced || adds(t, out, r, rows) ? PKV_SCHED_ADD : PKV_SCHED_STOP;
+  out->verdict = out->forced || adds(t, out, r, rows, budget) ? PKV_SCHED_ADD : PKV_SCHED_STOP;
 }

@@ -48,7 +48,8 @@ void twin_preempt(sched_twin *t, uint64_t id);
 void twin_return(sched_twin *t, uint64_t id);
 void twin_best(pkv_sched_pick *out, sched_twin *t, int64_t budget);
 int64_t twin_unique_tokens(const sched_twin *t);
-int32_t twin_chain(const sched_twin *t); /* tokens */
+int64_t twin_common_tokens(const sched_twin *t, const twin_req *extra); /* with one more, or NULL */
+int32_t twin_chain(const sched_twin *t);                                /* tokens */
 int32_t twin_shared(const sched_twin *t, const twin_req *r);
 
 #endif

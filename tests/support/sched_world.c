@@ -72,8 +72,8 @@ static uint64_t hash_fn(void *ctx, const void *data, size_t bytes, uint64_t seed
 
 static double cost_fn(void *ctx, const pkv_sched_batch *b) {
   (void)ctx;
-  return 3 + 0.5 * b->rows + 0.25 * (double)b->unique_tokens + 0.01 * (double)b->total_tokens -
-         0.01 * b->chain_tokens;
+  return 3 + 0.5 * b->rows + 0.25 * (double)b->unique_tokens + 0.015625 * (double)b->total_tokens -
+         0.015625 * b->chain_tokens + 0.03125 * b->rows * (double)b->common_tokens;
 }
 
 /* ---- prompts ---- */
@@ -126,6 +126,7 @@ static void draw_options(world *w, pkv_sched_options *o, pkv_sched_order order) 
   o->chain_loss_crowded = o->chain_loss + 1;
   o->crowd = 1 + below(w, 3);
   o->floor_max = 1 + below(w, 6);
+  o->max_rows = one_in(w, 3) ? 1 + below(w, 12) : 0;
   o->cost = cost_fn;
   o->clock = clock_fn;
   o->clock_ctx = w;
@@ -197,12 +198,13 @@ static void compare_pick(world *w, const pkv_sched_pick *a, const pkv_sched_pick
   if (memcmp(a, b, sizeof *a) == 0) return;
   WRONG(w,
         "best: verdict %d reason %d forced %d id %llu shared %d new %d pages %d chain %d %d "
-        "sharers %d bypasses %d waited %lld; twin: %d %d %d %llu %d %d %d %d %d %d %d %lld",
+        "sharers %d peers %d bypasses %d waited %lld; twin: %d %d %d %llu %d %d %d %d %d %d %d %d "
+        "%lld",
         a->verdict, a->reason, a->forced, (unsigned long long)a->id, a->shared_tokens,
         a->new_tokens, a->new_pages, a->chain_before, a->chain_after, a->waiting_sharers,
-        a->bypasses, (long long)a->waited_ns, b->verdict, b->reason, b->forced,
+        a->waiting_peers, a->bypasses, (long long)a->waited_ns, b->verdict, b->reason, b->forced,
         (unsigned long long)b->id, b->shared_tokens, b->new_tokens, b->new_pages, b->chain_before,
-        b->chain_after, b->waiting_sharers, b->bypasses, (long long)b->waited_ns);
+        b->chain_after, b->waiting_sharers, b->waiting_peers, b->bypasses, (long long)b->waited_ns);
 }
 
 static bool op_best(world *w) {
@@ -306,15 +308,17 @@ static const struct {
 static void check_figures(world *w) {
   pkv_sched_stats s = PKV_SCHED_STATS_INIT;
   pkv_sched_get_stats(&s, w->s);
-  const int64_t unique = twin_unique_tokens(&w->t);
+  const int64_t unique = twin_unique_tokens(&w->t), both = twin_common_tokens(&w->t, NULL);
   const int32_t c = w->t.o.chunk_tokens, chain = (twin_chain(&w->t) + c - 1) / c;
   if (s.waiting != twin_in(&w->t, PKV_SCHED_WAITING) ||
       s.active != twin_in(&w->t, PKV_SCHED_ACTIVE) ||
       s.preempted != twin_in(&w->t, PKV_SCHED_PREEMPTED) || s.unique_tokens != unique ||
-      s.chain_chunks != chain)
-    WRONG(w, "stats: %d wait, %d active, unique %lld, chain %d; twin: unique %lld, chain %d",
-          s.waiting, s.active, (long long)s.unique_tokens, s.chain_chunks, (long long)unique,
-          chain);
+      s.common_tokens != both || s.chain_chunks != chain)
+    WRONG(w,
+          "stats: %d wait, %d active, unique %lld, common %lld, chain %d; twin: unique %lld, "
+          "common %lld, chain %d",
+          s.waiting, s.active, (long long)s.unique_tokens, (long long)s.common_tokens,
+          s.chain_chunks, (long long)unique, (long long)both, chain);
 }
 
 static void check_snapshot(world *w) {

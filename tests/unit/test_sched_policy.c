@@ -129,34 +129,79 @@ static void static_chain_floor(void **state) {
   }
 }
 
-static double linear_cost(void *ctx, const pkv_sched_batch *b) {
+/*
+ * 3 rows that share 640 tokens, 64 more each: 2112 tokens, 832 different, 640 common. The candidate
+ * has 704, of which it shares 64 * keeps, and `crowd` peers want the rest of them too. With the
+ * costs base + k * rows * common, now and at half of the rows (2 of 3, 2 of 4, 1 of 1), a lone
+ * candidate costs 2 * base apart from the rest, and k * 640 * (4 + 2 - 3 - 2) together.
+ */
+static double crossed_cost(void *ctx, const pkv_sched_batch *b) {
   const double *k = ctx;
-  return k[0] + k[1] * b->rows + k[2] * (double)b->unique_tokens + k[3] * (double)b->total_tokens +
-         k[4] * b->chain_tokens;
+  return k[0] + k[1] * b->rows * (double)b->common_tokens;
 }
 
 static void marginal(void **state) {
   (void)state;
-  /* 3 rows, 640 + 3 * 64 = 832 unique tokens: with 11 - keeps new chunks a row costs
-     1 + 64 * (11 - keeps) * k2 more, against (base + 3 + 832 * k2) / 3 now. */
-  double k[5] = {300, 1, 1, 0, 0};
+  double k[2] = {319, 1};
   pkv_sched_options o = with_policy(PKV_SCHED_MARGINAL);
-  o.cost = linear_cost;
+  o.cost = crossed_cost;
   o.cost_ctx = k;
-  assert_int_equal(verdict(&o, 3, 6, 0), PKV_SCHED_ADD);  /* 321 <= 378.3 */
-  assert_int_equal(verdict(&o, 3, 5, 0), PKV_SCHED_STOP); /* 385 */
+  assert_int_equal(verdict(&o, 3, 6, 0), PKV_SCHED_STOP); /* 640 more, against 638 */
   k[0] = 320;
-  assert_int_equal(verdict(&o, 3, 5, 0), PKV_SCHED_ADD); /* 385 <= 385 */
-  k[4] = -1; /* the chain is worth something too: 5 chunks of it are lost */
-  assert_int_equal(verdict(&o, 3, 5, 0), PKV_SCHED_STOP);
-  k[0] = (double)NAN;
-  assert_int_equal(verdict(&o, 3, 5, 0), PKV_SCHED_ADD); /* no cost is no cost */
-  o.cost = NULL;
-  o.cost_base_us = 300;
-  o.cost_row_us = 1;
-  o.cost_token_us = 1;
   assert_int_equal(verdict(&o, 3, 6, 0), PKV_SCHED_ADD);
-  assert_int_equal(verdict(&o, 3, 5, 0), PKV_SCHED_STOP);
+  assert_int_equal(verdict(&o, 3, 6, 5), PKV_SCHED_ADD); /* what they share is read already */
+  k[0] = (double)NAN;                                    /* no cost is no cost */
+  assert_int_equal(verdict(&o, 3, 5, 0), PKV_SCHED_ADD);
+  o.cost = NULL; /* the built-in one never gains by waiting */
+  assert_int_equal(verdict(&o, 3, 0, 0), PKV_SCHED_ADD);
+  assert_int_equal(verdict(&o, 3, 6, 9), PKV_SCHED_ADD);
+}
+
+static pkv_sched_pick pick_at(pkv_sched *s, double *base, double value, int64_t budget) {
+  pkv_sched_pick pick = PKV_SCHED_PICK_INIT;
+  *base = value;
+  assert_int_equal(pkv_sched_best(&pick, s, budget, &err), PKV_OK);
+  return pick;
+}
+
+/*
+ * Peers are those who want the first chunk that the batch does not hold. The pick, 640 tokens, of
+ * them 256 new, and one peer: 5 rows and 3 at half, 640 + 256 common, 8 * 896, against 5 * 640 and
+ * (2 + 1) * 640 of their own, and two steps more.
+ */
+static void marginal_counts_peers(void **state) {
+  (void)state;
+  static const pkv_sched_order orders[] = {PKV_SCHED_TREE, PKV_SCHED_CHT, PKV_SCHED_FCFS};
+  for (int i = 0; i < 3; i++) {
+    double k[2] = {0, 1};
+    pkv_sched_options o = with_policy(PKV_SCHED_MARGINAL);
+    o.order = orders[i];
+    o.cost = crossed_cost;
+    o.cost_ctx = k;
+    scene c;
+    scene_begin(&c, &o, 3, 6, 3);                                   /* the crowd goes other ways */
+    int32_t *prefix = sd_prompt(1, 6 * CHUNK, 100, LENGTH - CHUNK); /* of the candidate's prompt */
+    sd_insert(c.s, 300, prefix, LENGTH - CHUNK);
+    const bool fcfs = o.order == PKV_SCHED_FCFS;
+    pkv_sched_pick pick = pick_at(c.s, k, fcfs ? 319 : 1023, -1);
+    assert_int_equal(pick.waiting_peers, 1);
+    assert_int_equal(pick.id, fcfs ? 100 : 300);
+    assert_int_equal(pick.verdict, PKV_SCHED_STOP);
+    /* fcfs would not take the peer next, so that it does not count */
+    assert_int_equal(pick_at(c.s, k, fcfs ? 320 : 1024, -1).verdict, PKV_SCHED_ADD);
+    if (!fcfs) { /* 16 pages are new, a peer takes one at least */
+      assert_int_equal(pick.new_pages, 16);
+      assert_int_equal(pick_at(c.s, k, 1023, 17).verdict, PKV_SCHED_STOP);
+      assert_int_equal(pick_at(c.s, k, 320, 16).verdict, PKV_SCHED_ADD);
+      assert_int_equal(pick_at(c.s, k, 319, 16).verdict, PKV_SCHED_STOP);
+      c.s->o.max_rows = 4;
+      assert_int_equal(pick_at(c.s, k, 320, -1).verdict, PKV_SCHED_ADD);
+      c.s->o.max_rows = 5;
+      assert_int_equal(pick_at(c.s, k, 1023, -1).verdict, PKV_SCHED_STOP);
+    }
+    scene_end(&c);
+    free(prefix);
+  }
 }
 
 /* ---- no choice ---- */
@@ -435,12 +480,12 @@ static void damaged_tables_are_refused(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(static_new_tokens),          cmocka_unit_test(static_chain),
-      cmocka_unit_test(static_chain_floor),         cmocka_unit_test(marginal),
-      cmocka_unit_test(without_sharing_as_fcfs),    cmocka_unit_test(ucb_follows_its_formula),
-      cmocka_unit_test(ucb_begins_with_the_prior),  cmocka_unit_test(q_learning_learns),
-      cmocka_unit_test(q_learning_is_repeatable),   cmocka_unit_test(tables_come_back),
-      cmocka_unit_test(damaged_tables_are_refused),
+      cmocka_unit_test(static_new_tokens),       cmocka_unit_test(static_chain),
+      cmocka_unit_test(static_chain_floor),      cmocka_unit_test(marginal),
+      cmocka_unit_test(marginal_counts_peers),   cmocka_unit_test(without_sharing_as_fcfs),
+      cmocka_unit_test(ucb_follows_its_formula), cmocka_unit_test(ucb_begins_with_the_prior),
+      cmocka_unit_test(q_learning_learns),       cmocka_unit_test(q_learning_is_repeatable),
+      cmocka_unit_test(tables_come_back),        cmocka_unit_test(damaged_tables_are_refused),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
