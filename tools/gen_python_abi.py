@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import csource
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-HEADERS = ["pkv.h", "device.h"]
+HEADERS = ["pkv.h", "device.h", "sched.h"]
 TARGET = "python/persistentkv/_abi.py"
 
 NUMBERS = {
@@ -48,6 +48,7 @@ from ctypes import (
     c_int64,
     c_size_t,
     c_uint32,
+    c_uint64,
     c_void_p,
 )
 
@@ -77,7 +78,7 @@ def enums_of(code):
     for m in re.finditer(r"typedef enum (\w+) \{([^}]*)\} \1;", code):
         found.append(m[1])
         for item in filter(None, (part.strip() for part in m[2].split(","))):
-            pair = re.fullmatch(r"(\w+) = (-?\d+)", item)
+            pair = re.fullmatch(r"(\w+)\s+=\s+(-?\d+)", item)
             if pair:
                 values[pair[1]] = int(pair[2])
             elif m[1] != "pkv_status":
@@ -88,6 +89,8 @@ def enums_of(code):
 def number(type_name, enums):
     if type_name in enums:
         return "c_int32"
+    if re.fullmatch(r"pkv_\w+_fn", type_name):  # a function pointer
+        return "c_void_p"
     if type_name in NUMBERS:
         return NUMBERS[type_name]
     raise Wrong(f"unknown type {type_name}")
@@ -127,7 +130,7 @@ def argument(text, enums):
     if "*" in text:
         return "c_char_p" if re.match(r"char\s*\*", text) else "c_void_p"
     type_name = text.split()[0]
-    return "c_void_p" if type_name == "pkv_log_fn" else number(type_name, enums)
+    return number(type_name, enums)
 
 
 def functions_of(code, enums):

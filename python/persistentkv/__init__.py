@@ -30,6 +30,7 @@ from .errors import (
 from .executor import Executor, default_executor
 from .merge import merge_state, merge_states
 from .plans import Explanation
+from .sched import Scheduler, digests
 
 __version__ = lib.version
 
@@ -45,10 +46,12 @@ __all__ = [
     "OutOfMemory",
     "OutOfRange",
     "PkvError",
+    "Scheduler",
     "WrongState",
     "append",
     "append_paged_kv_cache",
     "default_executor",
+    "digests",
     "lib",
     "merge_state",
     "merge_states",

@@ -14,6 +14,7 @@ from ctypes import (
     c_int64,
     c_size_t,
     c_uint32,
+    c_uint64,
     c_void_p,
 )
 
@@ -63,6 +64,47 @@ ROUTE_FLASHINFER = 7
 ROUTE_SHARED = 6
 ROUTE_SPLIT = 3
 ROUTE_WORKQUEUE = 4
+SCHED_ACTIVE = 2
+SCHED_ADD = 0
+SCHED_AGEING_EACH = 0
+SCHED_AGEING_OLDEST = 1
+SCHED_ALWAYS = 0
+SCHED_BLOCKED = 2
+SCHED_BY_AGE = 1
+SCHED_BY_BYPASSES = 2
+SCHED_BY_DEADLINE = 4
+SCHED_BY_ORDER = 0
+SCHED_BY_WAIT = 3
+SCHED_CHT = 3
+SCHED_DFS_WEIGHT = 5
+SCHED_EMPTY = 3
+SCHED_FAULTS_ALL = 127
+SCHED_FAULT_ABSOLUTE = 1
+SCHED_FAULT_LOST_PREEMPTED = 4
+SCHED_FAULT_NO_AGEING = 2
+SCHED_FAULT_NO_GUARD = 64
+SCHED_FAULT_STALE_HEAP = 32
+SCHED_FAULT_STICKY_FLOOR = 8
+SCHED_FAULT_TRUST_DIGESTS = 16
+SCHED_FCFS = 1
+SCHED_HASH_BULK = 0
+SCHED_HASH_TOKENWISE = 1
+SCHED_LPM = 4
+SCHED_MARGINAL = 5
+SCHED_MAX_PRIORITIES = 1024
+SCHED_MAX_PRIORITY = 1000000
+SCHED_ORDERS = 6
+SCHED_POLICIES = 6
+SCHED_PREEMPTED = 3
+SCHED_PRIORITY = 2
+SCHED_Q_LEARNING = 4
+SCHED_STATIC = 1
+SCHED_STATIC_CHAIN = 2
+SCHED_STOP = 1
+SCHED_TREE = 0
+SCHED_UCB = 3
+SCHED_UNKNOWN = 0
+SCHED_WAITING = 1
 SEED_TILE_TOKENS = 32
 TABLE_CHAINED = 1
 TILE_TOKENS = 64
@@ -301,6 +343,139 @@ class AttentionArgs(Structure):
     ]
 
 
+class SchedBatch(Structure):
+    _fields_ = [
+        ("rows", c_int32),
+        ("chain_tokens", c_int32),
+        ("total_tokens", c_int64),
+        ("unique_tokens", c_int64),
+    ]
+
+
+class SchedOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("order", c_int32),
+        ("policy", c_int32),
+        ("max_requests", c_int32),
+        ("max_prompt_tokens", c_int32),
+        ("chunk_tokens", c_int32),
+        ("page_tokens", c_int32),
+        ("pool_pages", c_int32),
+        ("bypass_limit", c_int32),
+        ("ageing", c_int32),
+        ("max_wait_s", c_double),
+        ("deadline_slack_s", c_double),
+        ("share_weight", c_double),
+        ("share_min_tokens", c_int32),
+        ("age_tokens_per_s", c_double),
+        ("fit_tries", c_int32),
+        ("lpm_fallback", c_int32),
+        ("lpm_in_batch_tokens", c_int32),
+        ("static_new_tokens", c_int32),
+        ("chain_loss", c_int32),
+        ("chain_loss_crowded", c_int32),
+        ("crowd", c_int32),
+        ("floor_max", c_int32),
+        ("ucb_bonus", c_double),
+        ("q_rate", c_double),
+        ("q_discount", c_double),
+        ("q_explore", c_double),
+        ("prior_weight", c_double),
+        ("cost", c_void_p),
+        ("cost_ctx", c_void_p),
+        ("cost_base_us", c_double),
+        ("cost_row_us", c_double),
+        ("cost_token_us", c_double),
+        ("clock", c_void_p),
+        ("clock_ctx", c_void_p),
+        ("hash", c_int32),
+        ("hash_fn", c_void_p),
+        ("hash_ctx", c_void_p),
+        ("seed", c_uint64),
+        ("faults", c_uint32),
+        ("allocator", c_void_p),
+    ]
+
+
+class SchedRequest(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("prompt_tokens", c_int32),
+        ("id", c_uint64),
+        ("tokens", c_void_p),
+        ("hashes", c_void_p),
+        ("hash_count", c_int32),
+        ("priority", c_int32),
+        ("arrival_ns", c_int64),
+        ("deadline_ns", c_int64),
+        ("output_tokens", c_int32),
+        ("pages", c_int32),
+    ]
+
+
+class SchedPick(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("verdict", c_int32),
+        ("reason", c_int32),
+        ("forced", c_int32),
+        ("id", c_uint64),
+        ("prompt_tokens", c_int32),
+        ("shared_tokens", c_int32),
+        ("new_tokens", c_int32),
+        ("new_pages", c_int32),
+        ("chain_before", c_int32),
+        ("chain_after", c_int32),
+        ("waiting_sharers", c_int32),
+        ("bypasses", c_int32),
+        ("waited_ns", c_int64),
+    ]
+
+
+class SchedStats(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("waiting", c_int32),
+        ("active", c_int32),
+        ("preempted", c_int32),
+        ("chain_chunks", c_int32),
+        ("tree_nodes", c_int32),
+        ("total_tokens", c_int64),
+        ("unique_tokens", c_int64),
+        ("inserted", c_int64),
+        ("admitted", c_int64),
+        ("finished", c_int64),
+        ("cancelled", c_int64),
+        ("preempts", c_int64),
+        ("returns", c_int64),
+        ("rewards", c_int64),
+        ("stops", c_int64),
+        ("by_reason", c_int64 * 5),
+        ("max_bypasses", c_int64),
+        ("max_wait_ns", c_int64),
+        ("sum_wait_ns", c_int64),
+        ("shared_tokens", c_int64),
+        ("new_tokens", c_int64),
+        ("collisions", c_int64),
+        ("heap_stale", c_int64),
+        ("memory_bytes", c_int64),
+        ("used_bytes", c_int64),
+        ("peak_used_bytes", c_int64),
+    ]
+
+
+class SchedEntry(Structure):
+    _fields_ = [
+        ("id", c_uint64),
+        ("state", c_int32),
+        ("priority", c_int32),
+        ("prompt_tokens", c_int32),
+        ("shared_tokens", c_int32),
+        ("waiting_since_ns", c_int64),
+    ]
+
+
 STRUCTS = {
     "pkv_error": Error,
     "pkv_allocator": Allocator,
@@ -318,6 +493,12 @@ STRUCTS = {
     "pkv_profile": Profile,
     "pkv_choice": Choice,
     "pkv_attention_args": AttentionArgs,
+    "pkv_sched_batch": SchedBatch,
+    "pkv_sched_options": SchedOptions,
+    "pkv_sched_request": SchedRequest,
+    "pkv_sched_pick": SchedPick,
+    "pkv_sched_stats": SchedStats,
+    "pkv_sched_entry": SchedEntry,
 }
 
 # name: (result, arguments)
@@ -473,4 +654,22 @@ FUNCTIONS = {
     "pkv_device_plan_set_fused": (None, [c_void_p, c_int32]),
     "pkv_device_attention": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p, c_void_p]),
     "pkv_device_append": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_sched_order_name": (c_char_p, [c_int32]),
+    "pkv_sched_policy_name": (c_char_p, [c_int32]),
+    "pkv_sched_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_sched_destroy": (None, [c_void_p]),
+    "pkv_sched_insert": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_sched_best": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "pkv_sched_admit": (c_int32, [c_void_p, c_uint64, c_void_p]),
+    "pkv_sched_finish": (c_int32, [c_void_p, c_uint64, c_void_p]),
+    "pkv_sched_preempt": (c_int32, [c_void_p, c_uint64, c_void_p]),
+    "pkv_sched_return": (c_int32, [c_void_p, c_uint64, c_void_p]),
+    "pkv_sched_cancel": (c_int32, [c_void_p, c_uint64, c_void_p]),
+    "pkv_sched_reward": (c_int32, [c_void_p, c_int32, c_double, c_void_p]),
+    "pkv_sched_get_state": (c_int32, [c_void_p, c_uint64]),
+    "pkv_sched_get_stats": (None, [c_void_p, c_void_p]),
+    "pkv_sched_snapshot": (c_int32, [c_void_p, c_int32, c_void_p]),
+    "pkv_sched_save_learner": (c_int32, [c_void_p, c_char_p, c_void_p]),
+    "pkv_sched_load_learner": (c_int32, [c_void_p, c_char_p, c_void_p]),
+    "pkv_sched_digests": (c_size_t, [c_void_p, c_void_p, c_size_t, c_size_t, c_int32]),
 }

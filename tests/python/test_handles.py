@@ -293,7 +293,8 @@ def test_struct_layouts_are_the_headers(tmp_path):
             wanted.append(f"{name}.{field} {getattr(struct, field).offset}")
     source = tmp_path / "layout.c"
     source.write_text(
-        "#include <stdio.h>\n#include <pkv/device.h>\nint main(void) {\n%s\nreturn 0; }\n"
+        "#include <stdio.h>\n#include <pkv/device.h>\n#include <pkv/sched.h>\n"
+        "int main(void) {\n%s\nreturn 0; }\n"
         % "\n".join(lines)
     )
     program = tmp_path / "layout"
