@@ -123,13 +123,6 @@ typedef struct child {
   int32_t weight;
 } child;
 
-static uint32_t path_top(const pkv_tree *t, uint32_t path) {
-  uint32_t x = t->paths[path].root;
-  while (t->nodes[x].left != NONE)
-    x = t->nodes[x].left;
-  return x;
-}
-
 /* The deepest covered node above a request, the root at last. */
 static uint32_t last_covered(const pkv_tree *t, uint32_t x) {
   while (x != NONE) {
@@ -150,7 +143,7 @@ static uint32_t push_children(const pkv_tree *t, uint32_t x, uint32_t *stack, ui
     const pkv_sched_cell *c = &t->by_b[p];
     uint32_t to = c->up;
     if (from == c->up) {
-      stack[top++] = path_top(t, p);
+      stack[top++] = pkv_tree_path_top(t, p);
       to = c->left != NONE ? c->left : c->right != NONE ? c->right : c->up;
     } else if (from == c->left && c->right != NONE) {
       to = c->right;
