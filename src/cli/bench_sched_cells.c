@@ -3,10 +3,12 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/rng.h"
 #include "cli/bench_sched_memory.h"
+#include "cli/bench_sched_radix.h"
 
 #define CANCELS 1000
 
@@ -14,6 +16,11 @@ const char *sched_op_name(sched_op op) {
   static const char *const names[SCHED_OPS] = {"insert", "fill", "finish", "best",
                                                "admit",  "step", "cancel"};
   return names[op];
+}
+
+const char *sched_subject_name(int32_t subject) {
+  if (subject == SCHED_PUBLISHED) return "cht-published";
+  return subject == SCHED_RADIX ? "radix-dfs" : pkv_sched_order_name((pkv_sched_order)subject);
 }
 
 /* ------------------------------------------------------------------------------------------
@@ -92,9 +99,10 @@ typedef struct op_log {
 typedef struct cell_run {
   const sched_prompts *prompts;
   pkv_sched *sched;
-  int64_t now;   /* of the scheduler's clock */
-  int32_t *slot; /* [requests]: id % requests -> prompt; see put() */
-  int32_t batch[SCHED_CELL_BATCH];
+  sched_radix *radix; /* instead */
+  int64_t now;        /* of the scheduler's clock */
+  int32_t *slot;      /* [requests]: id % requests -> prompt; see put() */
+  int32_t batch[SCHED_CELL_BATCH], filled;
   int32_t repeat;
   uint64_t checksum; /* of what was picked */
   op_log log[SCHED_OPS];
@@ -118,6 +126,12 @@ static void note(cell_run *r, sched_op op, int64_t ns) {
 static pkv_status put(cell_run *r, int32_t prompt, int64_t *ns, pkv_error *err) {
   const sched_prompts *const p = r->prompts;
   pkv_sched_request request = PKV_SCHED_REQUEST_INIT;
+  if (r->radix != NULL) {
+    const int64_t start = pkv_clock_ns();
+    sched_radix_insert(r->radix, prompt);
+    *ns = pkv_clock_ns() - start;
+    return PKV_OK;
+  }
   request.id = (uint64_t)r->slot[prompt]++ * (uint64_t)p->requests + (uint64_t)prompt;
   request.prompt_tokens = p->tokens;
   request.output_tokens = 100;
@@ -138,9 +152,53 @@ static uint64_t held_id(const cell_run *r, int32_t prompt) {
   return (uint64_t)(r->slot[prompt] - 1) * (uint64_t)r->prompts->requests + (uint64_t)prompt;
 }
 
-/* best and admit; the prompt of the one admitted. */
-static pkv_status take(cell_run *r, int32_t *prompt, int64_t *best_ns, int64_t *admit_ns,
+/* A pass takes longer than the time slices of a busy machine, so the processor's time counts. */
+static int64_t pass_clock(void) {
+  struct timespec used;
+  if (clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used) != 0) return pkv_clock_ns();
+  return (int64_t)used.tv_sec * 1000000000 + used.tv_nsec;
+}
+
+/* What the radix tree says that the batch has of a prompt, now and then, against the prompts. */
+static pkv_status check_match(const cell_run *r, int32_t at, pkv_error *err) {
+  const sched_prompts *const p = r->prompts;
+  const size_t unit = p->hashed ? sizeof(uint64_t) : sizeof(int32_t);
+  const int32_t units = p->hashed ? p->hashes : p->tokens;
+  const char *const own = (const char *)p->data + (size_t)r->batch[at] * (size_t)units * unit;
+  int32_t most = 0;
+  if (r->repeat > 0 || r->log[SCHED_OP_STEP].count > 20) return PKV_OK;
+  for (int32_t i = 0; i < r->filled; i++) {
+    const char *const other = (const char *)p->data + (size_t)r->batch[i] * (size_t)units * unit;
+    if (i == at) continue;
+    while (most < units && memcmp(own, other, ((size_t)most + 1) * unit) == 0)
+      most++;
+  }
+  const int32_t got = sched_radix_match(r->radix, r->batch[at]);
+  PKV_CHECK(err, got == most, PKV_E_INTERNAL, "prompt %d: the radix tree has %d, the batch %d",
+            (int)r->batch[at], (int)got, (int)most);
+  return PKV_OK;
+}
+
+/* The same of the radix tree; a ranking serves as long as only admissions follow. */
+static pkv_status take_ranked(cell_run *r, int32_t at, int64_t *best_ns, int64_t *admit_ns,
+                              bool again, pkv_error *err) {
+  int32_t *const prompt = &r->batch[at];
+  const int64_t begin = pass_clock();
+  *prompt = again ? sched_radix_pass(r->radix) : sched_radix_next(r->radix);
+  const int64_t middle = pass_clock();
+  PKV_CHECK(err, *prompt >= 0, PKV_E_INTERNAL, "nothing waits");
+  PKV_TRY(check_match(r, at, err));
+  sched_radix_admit(r->radix, *prompt);
+  *admit_ns = pass_clock() - middle;
+  *best_ns = middle - begin;
+  r->checksum = (r->checksum ^ (uint64_t)*prompt) * UINT64_C(0x9e3779b97f4a7c15);
+  return PKV_OK;
+}
+
+/* best and admit, into the batch. `again`: something has changed since. */
+static pkv_status take(cell_run *r, int32_t at, int64_t *best_ns, int64_t *admit_ns, bool again,
                        pkv_error *err) {
+  if (r->radix != NULL) return take_ranked(r, at, best_ns, admit_ns, again, err);
   pkv_sched_pick pick = PKV_SCHED_PICK_INIT;
   const int64_t begin = pkv_clock_ns();
   PKV_TRY(pkv_sched_best(&pick, r->sched, -1, err));
@@ -150,19 +208,22 @@ static pkv_status take(cell_run *r, int32_t *prompt, int64_t *best_ns, int64_t *
   PKV_TRY(pkv_sched_admit(r->sched, pick.id, err));
   *admit_ns = pkv_clock_ns() - middle;
   *best_ns = middle - begin;
-  *prompt = (int32_t)(pick.id % (uint64_t)r->prompts->requests);
+  r->batch[at] = (int32_t)(pick.id % (uint64_t)r->prompts->requests);
   r->checksum = (r->checksum ^ pick.id) * UINT64_C(0x9e3779b97f4a7c15);
   return PKV_OK;
 }
 
 static pkv_status one_step(cell_run *r, int32_t at, pkv_error *err) {
   const int32_t ended = r->batch[at];
-  int64_t best, admit, insert;
+  int64_t best = 0, admit = 0, insert;
   r->now += 5000000;
-  const int64_t begin = pkv_clock_ns();
-  PKV_TRY(pkv_sched_finish(r->sched, held_id(r, ended), err));
-  const int64_t finish = pkv_clock_ns() - begin;
-  PKV_TRY(take(r, &r->batch[at], &best, &admit, err));
+  const int64_t begin = r->radix != NULL ? pass_clock() : pkv_clock_ns();
+  if (r->radix != NULL)
+    sched_radix_finish(r->radix, ended);
+  else
+    PKV_TRY(pkv_sched_finish(r->sched, held_id(r, ended), err));
+  const int64_t finish = (r->radix != NULL ? pass_clock() : pkv_clock_ns()) - begin;
+  PKV_TRY(take(r, at, &best, &admit, true, err));
   note(r, SCHED_OP_FINISH, finish);
   note(r, SCHED_OP_BEST, best);
   note(r, SCHED_OP_ADMIT, admit);
@@ -188,14 +249,15 @@ static pkv_status cancel_some(cell_run *r, uint64_t seed, pkv_error *err) {
 /* *steps: how many; in the first repetition it falls to what fits `seconds`. */
 static pkv_status repetition(cell_run *r, sched_cell *out, int32_t *steps, double seconds,
                              uint64_t seed, pkv_error *err) {
-  int64_t ns, best, admit, fill = 0;
+  int64_t ns, best = 0, admit = 0, fill = 0;
   const int64_t begin = pkv_clock_ns();
   for (int32_t i = 0; i < r->prompts->requests; i++) {
     PKV_TRY(put(r, i, &ns, err));
     note(r, SCHED_OP_INSERT, ns);
   }
   for (int32_t i = 0; i < SCHED_CELL_BATCH; i++) {
-    PKV_TRY(take(r, &r->batch[i], &best, &admit, err));
+    PKV_TRY(take(r, i, &best, &admit, i == 0, err));
+    r->filled++;
     fill += best + admit;
   }
   note(r, SCHED_OP_FILL, fill);
@@ -205,6 +267,7 @@ static pkv_status repetition(cell_run *r, sched_cell *out, int32_t *steps, doubl
       *steps = i + 1;
   }
   pkv_sched_stats stats = PKV_SCHED_STATS_INIT;
+  if (r->radix != NULL) return PKV_OK;
   pkv_sched_get_stats(&stats, r->sched);
   out->used_bytes = (double)stats.used_bytes / (double)r->prompts->requests;
   out->memory_bytes = (double)stats.memory_bytes;
@@ -218,6 +281,13 @@ static pkv_status repetition(cell_run *r, sched_cell *out, int32_t *steps, doubl
 static int ascending(const void *a, const void *b) {
   const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
   return (x > y) - (x < y);
+}
+
+static double mean_us(const int32_t *ns, size_t count) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++)
+    sum += ns[i];
+  return count > 0 ? sum / 1e3 / (double)count : 0;
 }
 
 static void quantiles(double *p50, double *p99, double *max, int32_t *ns, size_t count) {
@@ -235,6 +305,7 @@ static void sum_up(sched_times *out, op_log *log, int32_t repeats) {
   for (int32_t k = 1; k < repeats; k++)
     memmove(log->all + (size_t)k * count, log->all + (size_t)k * (size_t)log->capacity,
             count * sizeof *log->all);
+  out->mean = mean_us(log->least, count);
   quantiles(&out->p50, &out->p99, &out->max, log->least, count);
   quantiles(&out->raw_p50, &out->raw_p99, &out->raw_max, log->all, count * (size_t)repeats);
 }
@@ -265,10 +336,14 @@ static void logs_free(cell_run *r) {
   sched_free(r->slot, (size_t)r->prompts->requests, sizeof(int32_t));
 }
 
-static pkv_status one_repetition(cell_run *r, sched_cell *out, pkv_sched_order order,
-                                 int32_t *steps, double seconds, uint64_t seed, pkv_error *err) {
+static pkv_status start(cell_run *r, int32_t subject, uint64_t seed, pkv_error *err) {
   pkv_sched_options options = PKV_SCHED_OPTIONS_INIT;
-  options.order = order;
+  if (subject == SCHED_RADIX) return sched_radix_create(&r->radix, r->prompts, err);
+  options.order = subject == SCHED_PUBLISHED ? PKV_SCHED_CHT : (pkv_sched_order)subject;
+  if (subject == SCHED_PUBLISHED) {
+    options.faults = PKV_SCHED_FAULTS_ALL;
+    options.hash = PKV_SCHED_HASH_TOKENWISE;
+  }
   options.max_requests = r->prompts->requests + 1;
   options.max_prompt_tokens = r->prompts->tokens;
   options.chunk_tokens = r->prompts->chunk;
@@ -277,19 +352,27 @@ static pkv_status one_repetition(cell_run *r, sched_cell *out, pkv_sched_order o
   options.clock = counter;
   options.clock_ctx = r;
   options.seed = seed;
+  return pkv_sched_create(&r->sched, &options, err);
+}
+
+static pkv_status one_repetition(cell_run *r, sched_cell *out, int32_t subject, int32_t *steps,
+                                 double seconds, uint64_t seed, pkv_error *err) {
   r->now = 1;
   r->checksum = 0;
+  r->filled = 0;
   for (int32_t op = 0; op < SCHED_OPS; op++)
     r->log[op].count = 0;
   memset(r->slot, 0, (size_t)r->prompts->requests * sizeof *r->slot);
-  PKV_TRY(pkv_sched_create(&r->sched, &options, err));
+  PKV_TRY(start(r, subject, seed, err));
   const pkv_status status = repetition(r, out, steps, seconds, seed, err);
   pkv_sched_destroy(r->sched);
+  sched_radix_destroy(r->radix);
   r->sched = NULL;
+  r->radix = NULL;
   return status;
 }
 
-pkv_status sched_cell_run(sched_cell *out, const sched_prompts *prompts, pkv_sched_order order,
+pkv_status sched_cell_run(sched_cell *out, const sched_prompts *prompts, int32_t subject,
                           int32_t steps, double seconds, int32_t repeats, uint64_t seed,
                           pkv_error *err) {
   cell_run r = {.prompts = prompts};
@@ -298,7 +381,7 @@ pkv_status sched_cell_run(sched_cell *out, const sched_prompts *prompts, pkv_sch
   out->repeats = repeats;
   pkv_status status = logs_init(&r, steps, err);
   for (r.repeat = 0; r.repeat < repeats && status == PKV_OK; r.repeat++) {
-    status = one_repetition(&r, out, order, &steps, seconds, seed, err);
+    status = one_repetition(&r, out, subject, &steps, seconds, seed, err);
     if (r.repeat == 0) first = r.checksum;
     if (status == PKV_OK && r.checksum != first)
       status = PKV_FAIL(err, PKV_E_INTERNAL, "repetition %d picked other requests than the first",

@@ -36,6 +36,12 @@ typedef enum sched_op {
 
 const char *sched_op_name(sched_op op);
 
+/* What a cell measures: an order of the scheduler, or one of two more. */
+#define SCHED_PUBLISHED PKV_SCHED_ORDERS       /* cht with all its published faults, token-wise */
+#define SCHED_RADIX     (PKV_SCHED_ORDERS + 1) /* passes over the queue: bench_sched_radix.h */
+#define SCHED_SUBJECTS  (PKV_SCHED_ORDERS + 2)
+const char *sched_subject_name(int32_t subject);
+
 /* Prompts, 90 % of each shared where there are groups; released by sched_prompts_free. */
 typedef struct sched_prompts {
   int32_t requests, tokens, groups, chunk;
@@ -50,10 +56,10 @@ pkv_status sched_prompts_init(sched_prompts *out, int32_t waiting, int32_t token
                               int32_t chunk, size_t limit, uint64_t seed, pkv_error *err);
 void sched_prompts_free(sched_prompts *prompts);
 
-/* Microseconds: least times, then those of every repetition together. */
+/* Microseconds: least times, then those of every repetition together; the mean of the least. */
 typedef struct sched_times {
   int32_t count;
-  double p50, p99, max, raw_p50, raw_p99, raw_max;
+  double p50, p99, max, raw_p50, raw_p99, raw_max, mean;
 } sched_times;
 
 typedef struct sched_cell {
@@ -64,7 +70,7 @@ typedef struct sched_cell {
 } sched_cell;
 
 /* At most `steps` steps, and about `seconds` a repetition. */
-pkv_status sched_cell_run(sched_cell *out, const sched_prompts *prompts, pkv_sched_order order,
+pkv_status sched_cell_run(sched_cell *out, const sched_prompts *prompts, int32_t subject,
                           int32_t steps, double seconds, int32_t repeats, uint64_t seed,
                           pkv_error *err);
 

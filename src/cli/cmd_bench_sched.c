@@ -21,7 +21,7 @@
 #define CELLS_HEAD                                                                                 \
   "commit,date,device,driver,load,order,waiting,tokens,groups,chunk,input,repeats,op,count,p50_"   \
   "us,"                                                                                            \
-  "p99_us,max_us,raw_p50_us,raw_p99_us,raw_max_us,used_bytes_request,memory_bytes\n"
+  "p99_us,max_us,raw_p50_us,raw_p99_us,raw_max_us,used_bytes_request,memory_bytes,mean_us\n"
 
 #define SIM_HEAD                                                                                   \
   "commit,device,model,workload,requests,rate,prefix_cache,max_batch,ageing,bypass_limit,"         \
@@ -97,7 +97,7 @@ typedef struct bench_sched {
 } bench_sched;
 
 static const char *order_name(int32_t i) {
-  return pkv_sched_order_name((pkv_sched_order)i);
+  return sched_subject_name(i);
 }
 
 static const char *policy_name(int32_t i) {
@@ -117,7 +117,7 @@ static pkv_status give(bench_sched *b, const sched_prompts *p, const char *order
   groups_text(groups, p->groups);
   const int32_t waiting = p->requests - SCHED_CELL_BATCH;
   const sched_times *const step = &cell->op[SCHED_OP_STEP], *insert = &cell->op[SCHED_OP_INSERT];
-  (void)printf("%-10s %7d %7d %6s %5d %-7s %7d %9.2f %9.2f %9.2f %9.2f %9.2f %10.1f %7.0f\n", order,
+  (void)printf("%-13s %7d %7d %6s %5d %-7s %7d %9.2f %9.2f %9.2f %9.2f %9.2f %10.1f %7.0f\n", order,
                (int)waiting, (int)p->tokens, groups, (int)p->chunk, p->hashed ? "hashes" : "tokens",
                (int)step->count, step->p50, step->p99, step->max, insert->p50, insert->p99,
                cell->op[SCHED_OP_FILL].max, cell->used_bytes);
@@ -130,8 +130,9 @@ static pkv_status give(bench_sched *b, const sched_prompts *p, const char *order
                   (int)waiting, (int)p->tokens, groups, (int)p->chunk,
                   p->hashed ? "hashes" : "tokens", (int)cell->repeats, sched_op_name((sched_op)op),
                   (int)t->count);
-    (void)fprintf(b->csv, "%.3f,%.3f,%.3f,%.3f,%.3f,%.3f,%.1f,%.0f\n", t->p50, t->p99, t->max,
-                  t->raw_p50, t->raw_p99, t->raw_max, cell->used_bytes, cell->memory_bytes);
+    (void)fprintf(b->csv, "%.3f,%.3f,%.3f,%.3f,%.3f,%.3f,%.1f,%.0f,%.3f\n", t->p50, t->p99, t->max,
+                  t->raw_p50, t->raw_p99, t->raw_max, cell->used_bytes, cell->memory_bytes,
+                  t->mean);
   }
   PKV_CHECK(err, fflush(b->csv) == 0 && !ferror(b->csv), PKV_E_IO, "cannot write %s", b->o->csv);
   return PKV_OK;
@@ -140,7 +141,7 @@ static pkv_status give(bench_sched *b, const sched_prompts *p, const char *order
 /* The published tree keeps each chunk of each request, about 48 bytes for one. */
 static bool affordable(bench_sched *b, const sched_prompts *p, int32_t order) {
   const double mib = (double)p->requests * p->hashes * 48 / 1048576.0;
-  if (order != PKV_SCHED_CHT || mib <= b->o->memory) return true;
+  if ((order != PKV_SCHED_CHT && order != SCHED_PUBLISHED) || mib <= b->o->memory) return true;
   pkv_cli_error(b->cli, "cht skipped, %d waiting, %d tokens, chunk %d: about %.0f MiB",
                 (int)p->requests - SCHED_CELL_BATCH, (int)p->tokens, (int)p->chunk, mib);
   b->skipped++;
@@ -162,8 +163,8 @@ static pkv_status run_cell(bench_sched *b, int32_t waiting, int32_t tokens, int3
     sched_cell cell;
     const int32_t order = b->orders.value[i];
     if (!affordable(b, &prompts, order)) continue;
-    status = sched_cell_run(&cell, &prompts, (pkv_sched_order)order, b->o->steps, b->o->seconds,
-                            b->o->repeats, (uint64_t)b->o->seed, err);
+    status = sched_cell_run(&cell, &prompts, order, b->o->steps, b->o->seconds, b->o->repeats,
+                            (uint64_t)b->o->seed, err);
     if (status == PKV_OK) status = give(b, &prompts, order_name(order), &cell, err);
     if (status == PKV_OK && pkv_cli_interrupted())
       status = PKV_FAIL(err, PKV_E_STATE, "interrupted");
@@ -176,7 +177,7 @@ static pkv_status run_cells(bench_sched *b, pkv_error *err) {
   (void)printf("%s, load of the machine %s\nTimes in us: least of %d repetitions of the same run; "
                "batch %d\n\n",
                b->run.run.device, b->run.load, (int)b->o->repeats, SCHED_CELL_BATCH);
-  (void)printf("%-10s %7s %7s %6s %5s %-7s %7s %9s %9s %9s %9s %9s %10s %7s\n", "order", "waiting",
+  (void)printf("%-13s %7s %7s %6s %5s %-7s %7s %9s %9s %9s %9s %9s %10s %7s\n", "order", "waiting",
                "tokens", "groups", "chunk", "input", "steps", "step p50", "p99", "max", "insert",
                "p99", "fill 100", "B/req");
   for (int32_t w = 0; w < b->waiting.count; w++)
@@ -292,7 +293,8 @@ static pkv_status open_csv(bench_sched *b, const char *head, const char *about, 
 static int parse(bench_sched *b) {
   const bench_sched_options *const o = b->o;
   const pkv_cli *const cli = b->cli;
-  if (!sched_list_names(&b->orders, o->orders, order_name, PKV_SCHED_ORDERS))
+  if (!sched_list_names(&b->orders, o->orders, order_name,
+                        o->simulate ? PKV_SCHED_ORDERS : SCHED_SUBJECTS))
     return pkv_cli_usage(cli, "--order is '%s'; it takes names like tree,lpm", o->orders);
   if (!sched_list_numbers(&b->waiting, o->waiting, 1, MAX_WAITING, false))
     return pkv_cli_usage(cli, "--waiting is '%s'; it takes counts like 100,10K", o->waiting);
@@ -351,7 +353,12 @@ const pkv_command pkv_command_bench_sched = {
         "A cell holds so many waiting requests and a batch of 100. A step finishes one request, "
         "asks for the best and admits it. The run is deterministic, so it is repeated and each "
         "call counts with the least of its times; the CSV has the times of all repetitions too "
-        "(raw). Prompts that would take more than --memory come as digests, one a chunk; what does "
+        "(raw). Besides the orders a cell may measure cht-published (all its published faults, "
+        "hashed "
+        "token by token) and radix-dfs (a plain radix tree of the batch and a pass over the queue "
+        "each "
+        "step, as servers make it). Prompts that would take more than --memory come as digests, "
+        "one a chunk; what does "
         "not fit then is skipped, and said. Ageing is of the oldest request (1 admission in "
         "33).\n\n"
         "--simulate replays requests, drawn or of a trace, through a model of a device: continuous "
