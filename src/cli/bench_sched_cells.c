@@ -246,11 +246,10 @@ static pkv_status cancel_some(cell_run *r, uint64_t seed, pkv_error *err) {
   return PKV_OK;
 }
 
-/* *steps: how many; in the first repetition it falls to what fits `seconds`. */
+/* *steps: how many; in the first repetition it falls to what fits `seconds`, the filling apart. */
 static pkv_status repetition(cell_run *r, sched_cell *out, int32_t *steps, double seconds,
                              uint64_t seed, pkv_error *err) {
   int64_t ns, best = 0, admit = 0, fill = 0;
-  const int64_t begin = pkv_clock_ns();
   for (int32_t i = 0; i < r->prompts->requests; i++) {
     PKV_TRY(put(r, i, &ns, err));
     note(r, SCHED_OP_INSERT, ns);
@@ -261,6 +260,7 @@ static pkv_status repetition(cell_run *r, sched_cell *out, int32_t *steps, doubl
     fill += best + admit;
   }
   note(r, SCHED_OP_FILL, fill);
+  const int64_t begin = pkv_clock_ns();
   for (int32_t i = 0; i < *steps; i++) {
     PKV_TRY(one_step(r, i % SCHED_CELL_BATCH, err));
     if (r->repeat == 0 && i >= 9 && (double)(pkv_clock_ns() - begin) > seconds * 1e9)

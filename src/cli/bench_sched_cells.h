@@ -69,7 +69,7 @@ typedef struct sched_cell {
   double memory_bytes; /* taken from the allocator */
 } sched_cell;
 
-/* At most `steps` steps, and about `seconds` a repetition. */
+/* At most `steps` steps, and about `seconds` of them a repetition. */
 pkv_status sched_cell_run(sched_cell *out, const sched_prompts *prompts, int32_t subject,
                           int32_t steps, double seconds, int32_t repeats, uint64_t seed,
                           pkv_error *err);

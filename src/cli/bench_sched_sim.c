@@ -2,6 +2,7 @@
 #include "cli/bench_sched_sim.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -225,6 +226,10 @@ static void sum_up(sim *s) {
   out->sched_us_step = out->steps > 0 ? (double)s->own_ns / 1e3 / (double)out->steps : 0;
 }
 
+static bool learns(const sched_setup *o) {
+  return o->learner != NULL && (o->policy == PKV_SCHED_UCB || o->policy == PKV_SCHED_Q_LEARNING);
+}
+
 static pkv_status sim_init(sim *s, pkv_error *err) {
   const sched_setup *const o = s->o;
   const size_t count = (size_t)o->work->count;
@@ -244,13 +249,22 @@ static pkv_status sim_init(sim *s, pkv_error *err) {
   options.clock = sim_clock;
   options.clock_ctx = s;
   options.seed = o->seed;
+  options.ucb_bonus = o->ucb_bonus;
+  options.q_rate = o->q_rate;
+  options.q_discount = o->q_discount;
+  options.q_explore = o->q_explore;
+  options.prior_weight = o->prior_weight;
   s->capacity = (int64_t)(o->device->cache_gb * 1e9 / sched_kv_bytes(o->shape) / PAGE);
   s->jobs = sched_alloc(count, sizeof *s->jobs);
   s->values = sched_alloc(count, sizeof *s->values);
   s->rows = sched_alloc((size_t)o->max_batch, sizeof *s->rows);
   PKV_CHECK(err, s->jobs && s->values && s->rows, PKV_E_NOMEM, "no memory for %zu requests", count);
   PKV_TRY(sched_chunks_init(&s->chunks, o->work, err));
-  return pkv_sched_create(&s->sched, &options, err);
+  PKV_TRY(pkv_sched_create(&s->sched, &options, err));
+  FILE *const table = learns(o) ? fopen(o->learner, "rb") : NULL;
+  if (table == NULL) return PKV_OK; /* from the shipped prior */
+  (void)fclose(table);
+  return pkv_sched_load_learner(s->sched, o->learner, err);
 }
 
 pkv_status sched_simulate(sched_outcome *out, const sched_setup *setup, pkv_error *err) {
@@ -259,6 +273,8 @@ pkv_status sched_simulate(sched_outcome *out, const sched_setup *setup, pkv_erro
   pkv_status status = sim_init(&s, err);
   if (status == PKV_OK) status = sim_run(&s, err);
   if (status == PKV_OK) sum_up(&s);
+  if (status == PKV_OK && learns(setup))
+    status = pkv_sched_save_learner(s.sched, setup->learner, err);
   pkv_sched_destroy(s.sched);
   sched_chunks_free(&s.chunks);
   sched_free(s.jobs, (size_t)setup->work->count, sizeof *s.jobs);

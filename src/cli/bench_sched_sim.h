@@ -25,6 +25,8 @@ typedef struct sched_setup {
   int32_t max_batch;
   bool warm; /* a prefix that any request brought stays cached; else only while a row holds it */
   uint64_t seed;
+  double ucb_bonus, q_rate, q_discount, q_explore, prior_weight; /* as in pkv_sched_options */
+  const char *learner; /* NULL, or a file of ucb or q-learning: read if it is there, and written */
 } sched_setup;
 
 typedef struct sched_outcome {

@@ -37,6 +37,8 @@ typedef struct bench_sched_options {
   int32_t steps, repeats, memory;
   int32_t simulate, model, requests, own, shift, max_batch, ageing, bypass_limit, prefix_cache;
   double seconds, rate, max_wait_s;
+  double ucb_bonus, q_rate, q_discount, q_explore, prior_weight;
+  const char *learner;
   int64_t seed;
 } bench_sched_options;
 
@@ -55,7 +57,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, chunk, 0, "chunk", "LIST", "64", "tokens that sharing is counted in"),
     PKV_INT(O, steps, 0, "steps", "N", "5000", 10, 1000000, "steps of a cell, at most"),
     PKV_NUMBER(O, seconds, 0, "seconds", "S", "2", 0.01, 3600.0,
-               "no more steps once a repetition took so long"),
+               "no more steps once they took so long"),
     PKV_INT(O, repeats, 'r', "repeats", "N", "4", 1, SCHED_REPEATS,
             "repetitions; each call counts with its least time"),
     PKV_INT(O, memory, 0, "memory", "MIB", "2048", 1, 1 << 20,
@@ -80,6 +82,14 @@ static const pkv_option options_table[] = {
     PKV_NUMBER(O, max_wait_s, 0, "max-wait", "S", "0", 0.0, 1e6, "0 = none"),
     PKV_CHOICE(O, prefix_cache, 0, "prefix-cache", prefix_caches, "batch",
                "prompts that need no prefill: held by the batch, or all that came before"),
+    PKV_NUMBER(O, ucb_bonus, 0, "ucb-bonus", "C", "0", 0.0, 1e12, "of ucb; 0 = 200"),
+    PKV_NUMBER(O, q_rate, 0, "q-rate", "R", "0", 0.0, 1.0, "of q-learning; 0 = 0.1"),
+    PKV_NUMBER(O, q_discount, 0, "q-discount", "D", "0", 0.0, 1.0, "0 = 0.9"),
+    PKV_NUMBER(O, q_explore, 0, "q-explore", "E", "0", -1.0, 1.0, "0 = 0.05, -1 = never"),
+    PKV_NUMBER(O, prior_weight, 0, "prior-weight", "N", "0", -1.0, 1e6,
+               "visits that the learners' prior counts for; 0 = 4, -1 = no prior"),
+    PKV_TEXT(O, learner, 0, "learner", "FILE", NULL,
+             "table of one learner: read if it is there, written after each run"),
     PKV_INT(O, seed, 0, "seed", "N", "1", 0, INT64_C(4294967295), "of everything that is drawn"),
     PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
     PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
@@ -260,7 +270,13 @@ static pkv_status run_simulation(bench_sched *b, pkv_error *err) {
                        .max_wait_s = o->max_wait_s,
                        .max_batch = o->max_batch,
                        .warm = o->prefix_cache != 0,
-                       .seed = (uint64_t)o->seed};
+                       .seed = (uint64_t)o->seed,
+                       .ucb_bonus = o->ucb_bonus,
+                       .q_rate = o->q_rate,
+                       .q_discount = o->q_discount,
+                       .q_explore = o->q_explore,
+                       .prior_weight = o->prior_weight,
+                       .learner = o->learner};
   (void)printf("Simulated: %s, %s. A cost model that is not fitted: its L2 term has not been "
                "checked on a card.\n",
                device.name, setup.shape->name);
