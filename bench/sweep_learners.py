@@ -30,7 +30,7 @@ CELLS = {  # where stopping pays, where it costs, and where nothing is shared
 }
 UCB = {"ucb_bonus": (1e-9, 20, 200, 2000, 20000), "prior_weight": (-1, 4, 64)}
 Q = {"q_rate": (0.02, 0.1, 0.3), "q_discount": (0.5, 0.9, 0.98), "q_explore": (-1, 0.05, 0.2),
-     "prior_weight": (-1, 4)}
+     "prior_weight": (4,)}
 HEAD = ("commit", "policy", "ucb_bonus", "q_rate", "q_discount", "q_explore", "prior_weight", "cell",
         "rounds", "tokens_s", "over_always", "first_round_over_always", "more_steps")
 
@@ -67,7 +67,7 @@ def main():
     parser.add_argument("pkv")
     parser.add_argument("--csv")
     parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=8)
     args = parser.parse_args()
     always = {(cell, seed): tokens_s(args.pkv, cell, "always", ["--seed", str(seed)])
               for cell in CELLS for seed in (1, args.rounds)}
