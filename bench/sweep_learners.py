@@ -31,7 +31,8 @@ CELLS = {  # where stopping pays, where it costs, and where nothing is shared
 UCB = {"ucb_bonus": (1e-9, 20, 200, 2000, 20000), "prior_weight": (-1, 4, 64)}
 Q = {"q_rate": (0.02, 0.1, 0.3), "q_discount": (0.5, 0.9, 0.98), "q_explore": (-1, 0.05, 0.2),
      "prior_weight": (4,)}
-HEAD = ("commit", "policy", "ucb_bonus", "q_rate", "q_discount", "q_explore", "prior_weight", "cell",
+HEAD = ("commit", "policy", "ucb_bonus", "q_rate", "q_discount", "q_explore", "prior_weight",
+        "cell",
         "rounds", "tokens_s", "over_always", "first_round_over_always", "more_steps")
 
 
@@ -84,7 +85,8 @@ def main():
                 done = run(args.pkv, policy, constants, cell, args.rounds)
                 last = done[-1][0] / always[cell, args.rounds][0]
                 first = done[0][0] / always[cell, 1][0]
-                rows.writerow([args.commit, policy, *(constants.get(k, "") for k in HEAD[2:7]), cell,
+                rows.writerow([args.commit, policy, *(constants.get(k, "") for k in HEAD[2:7]),
+                               cell,
                                args.rounds, f"{done[-1][0]:.1f}", f"{last:.4f}", f"{first:.4f}",
                                done[-1][1] - always[cell, args.rounds][1]])
                 line.append(last)

@@ -349,6 +349,7 @@ class SchedBatch(Structure):
         ("chain_tokens", c_int32),
         ("total_tokens", c_int64),
         ("unique_tokens", c_int64),
+        ("common_tokens", c_int64),
     ]
 
 
@@ -395,6 +396,7 @@ class SchedOptions(Structure):
         ("seed", c_uint64),
         ("faults", c_uint32),
         ("allocator", c_void_p),
+        ("max_rows", c_int32),
     ]
 
 
@@ -430,6 +432,7 @@ class SchedPick(Structure):
         ("waiting_sharers", c_int32),
         ("bypasses", c_int32),
         ("waited_ns", c_int64),
+        ("waiting_peers", c_int32),
     ]
 
 
@@ -462,6 +465,7 @@ class SchedStats(Structure):
         ("memory_bytes", c_int64),
         ("used_bytes", c_int64),
         ("peak_used_bytes", c_int64),
+        ("common_tokens", c_int64),
     ]
 
 
