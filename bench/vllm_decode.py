@@ -2,27 +2,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM with and without libpkv's decode attention, on one GPU, with random weights.
 
-    vllm_decode.py measure --backend stock --out stock.json [--cells plain,p10k,p2k] [--reps 3]
-    vllm_decode.py measure --backend ours  --out ours.json
-    vllm_decode.py compare stock.json ours.json [--csv FILE] [--plot FILE.svg] [--commit SHA]
-    vllm_decode.py tokens --backend stock --out stock_tokens.json       (then ours, then:)
-    vllm_decode.py same stock_tokens.json ours_tokens.json
-    vllm_decode.py pressure --out pressure.json
+    vllm_decode.py measure --backend stock --out R.jsonl --cells p10k:2,p2k:3,plain:3
+    vllm_decode.py measure --backend ours  --out R.jsonl --cells p10k:3,p2k:3,plain:3
+    vllm_decode.py compare R.jsonl [--csv FILE] [--plot FILE.svg] [--commit SHA]
+    vllm_decode.py small --backend stock --out S.jsonl
+    vllm_decode.py small --backend ours  --out S.jsonl --against S.jsonl
+    vllm_decode.py pressure --out S.jsonl
+    vllm_decode.py same S.jsonl [--names smoke,tokens,pressure]
+    vllm_decode.py overhead --out O.jsonl
 
-measure: Llama-3-8B's shape; `plain`: milliseconds a decode step of six batches; `p10k`, `p2k`: the
-shared-prefix workload of the Feather paper, 800 requests in 8 groups of 100, tokens a second, all
-in one batch (mixed) and group after group (homogeneous).
-tokens: a small model with weights that tell tokens apart; greedy answers to 200 prompts on shared
-prefixes. same: equal, or at the first difference stock's log-probability of our token is within
+Each result is appended to --out as one line of JSON at once: what a killed run measured is kept,
+another run adds to it. bench/go_vllm.sh runs everything, each engine in a process with a time
+limit.
+
+measure: Llama-3-8B's shape. Cells, each with its number of repetitions: `plain`: milliseconds a
+decode step of six batches; `p10k`, `p2k`: the shared-prefix workload of the Feather paper, 800
+requests in 8 groups of 100, tokens a second, all in one batch; `p10k_groups`, `p2k_groups`: group
+after group (homogeneous batches). --seconds: no repetition is begun that would end later.
+small: a small model with weights that tell tokens apart. First `smoke`: 32 rows on one prefix, and
+with --against it ends there when they are not the other backend's; then `tokens`: greedy answers to
+200 prompts on shared prefixes; for ours then 100 rows on one prefix for 1,000 steps, and `large`:
+the answers that pressure compares with.
+pressure: a cache so small that rows are preempted and admitted again: all answers come, and are
+those of the large cache.
+same: answers are equal, or at the first difference stock's log-probability of our token is within
 0.1 of its best (bf16 arithmetic in another order).
-pressure: 100 rows on one prefix for 1,000 steps; then a cache so small that rows are preempted and
-admitted again: all answers come, and are those of the large cache by the same rule.
+overhead: planning and one layer from Python, waited for, beside the GPU's own time. Needs no vLLM.
 
 A comparison in which libpkv served less than 99 % of the decode rows is void, and says so.
 """
 
 import argparse
 import csv
+import glob
 import json
 import os
 import random
@@ -31,6 +43,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 
 GROUPS, GROUP_ROWS = 8, 100
 WORKLOADS = {"p10k": (10240, 32), "p2k": (2048, 32)}
@@ -61,7 +74,7 @@ SMALL = {
     "num_hidden_layers": 6,
     "num_attention_heads": 16,
     "num_key_value_heads": 4,
-    "head_dim": 64,
+    "head_dim": 128,
     "vocab_size": 4096,
     "max_position_embeddings": 16384,
 }
@@ -92,7 +105,9 @@ def model_folder(name, shape):
 
 
 def write_weights(folder, shape):
-    """Seeded weights whose logits spread over several nats, so that greedy answers mean much."""
+    """Seeded weights whose logits spread over several nats, so that greedy answers mean much: a
+    wrong attention moves them by nats. Below 4, where bf16 logits lie 0.016 apart: one step of
+    rounding must not look like more than a tie."""
     import torch
     from safetensors.torch import save_file
 
@@ -110,7 +125,7 @@ def write_weights(folder, shape):
 
     tensors = {
         "model.embed_tokens.weight": normal(shape["vocab_size"], hidden, hidden**0.5),
-        "lm_head.weight": normal(shape["vocab_size"], hidden, 3.0),
+        "lm_head.weight": normal(shape["vocab_size"], hidden),
         "model.norm.weight": torch.ones(hidden).bfloat16(),
     }
     for i in range(shape["num_hidden_layers"]):
@@ -175,10 +190,24 @@ def environment(args):
     }
 
 
+def counters_of_workers():
+    """What the processes of several GPUs wrote of all they did, warming up included."""
+    paths = glob.glob(os.environ.get("PERSISTENTKV_VLLM_COUNTERS", "/nonexistent") + ".*.json")
+    found = [json.load(open(path, encoding="utf-8")) for path in paths]
+    total = {"processes": len(found)}
+    for key in ("steps", "shared_steps", "served_row_layers", "fallback_row_layers"):
+        total[key] = sum(one[key] for one in found)
+    of = total["served_row_layers"] + total["fallback_row_layers"]
+    total["served_share"] = total["served_row_layers"] / of if of else 0.0
+    return total
+
+
 def counters(args, reset=False):
     """What libpkv served since the last reset; {} for stock."""
     if args.backend != "ours":
         return {}
+    if args.tensor_parallel > 1:
+        return counters_of_workers()
     from persistentkv.vllm import COUNTERS
 
     found = COUNTERS.snapshot()
@@ -200,61 +229,109 @@ def generate(llm, prompts, tokens, **options):
     return time.perf_counter() - began, outputs
 
 
-def save(path, result):
-    with open(path, "w", encoding="utf-8") as f:
-        json.dump(result, f, indent=1)
+def record(args, what, **values):
+    """Appends a line: what, where, values."""
+    line = {"what": what, **args.facts, **values}
+    with open(args.out, "a", encoding="utf-8") as f:
+        f.write(json.dumps(line) + "\n")
+    shown = {k: v for k, v in values.items() if k not in ("answers", "counters")}
+    print(what, args.backend, shown, flush=True)
+
+
+def records(paths, what):
+    found = []
+    for path in paths:
+        with open(path, encoding="utf-8") as f:
+            lines = [json.loads(line) for line in f if line.strip()]
+        found += [line for line in lines if line["what"] == what]
+    return found
 
 
 # --- measure -----------------------------------------------------------------------------------
 
 
-def plain_cells(args, llm, token, result):
+class Clock:
+    """Whether another repetition fits, judged by the longest of its kind so far."""
+
+    def __init__(self, seconds):
+        self.end = time.monotonic() + seconds
+        self.longest = 0.0
+
+    def repetitions(self, count, cell):
+        self.longest = 0.0
+        for i in range(count):
+            if time.monotonic() + self.longest > self.end:
+                print(f"{cell}: {i} of {count} repetitions, no time for more", flush=True)
+                return
+            began = time.monotonic()
+            yield i
+            self.longest = max(self.longest, time.monotonic() - began)
+
+
+def plain_cells(args, llm, token, repetitions):
     steps = args.steps
     for name, lengths in PLAIN.items():
         prompts = [[token() for _ in range(n)] for n in lengths]
+        if time.monotonic() > args.clock.end:
+            return
         generate(llm, prompts, 1)  # fills the prefix cache
-        found = []
-        for _ in range(args.reps):
+        for _ in args.clock.repetitions(repetitions, name):
+            counters(args, reset=True)
             short, _ = generate(llm, prompts, 2)
             long, _ = generate(llm, prompts, steps + 2)
-            found.append((long - short) / steps * 1e3)
-        result["cells"][name] = {"step_ms": found}
-        print(name, [round(x, 3) for x in found], flush=True)
-        save(args.out, result)
+            ms = (long - short) / steps * 1e3
+            record(args, "cell", cell=name, step_ms=ms, steps=steps, counters=counters(args))
 
 
-def workload(args, llm, token, result, name):
-    prefix_tokens, own_tokens = WORKLOADS[name]
-    prefixes = [[token() for _ in range(prefix_tokens)] for _ in range(GROUPS)]
-    requests = [
-        (g, prefixes[g] + [token() for _ in range(own_tokens)])
-        for g in range(GROUPS)
-        for _ in range(GROUP_ROWS)
-    ]
-    random.Random(3).shuffle(requests)
-    rows = len(requests)
-    everything = [tokens for _, tokens in requests]
-    generate(llm, [p + [token()] * 8 for p in prefixes], 1)
-    generate(llm, everything, 1)  # prefixes and suffixes are cached from here on
-    mixed, homogeneous = [], []
-    for _ in range(args.reps):
-        first, _ = generate(llm, everything, 1)
-        whole, _ = generate(llm, everything, args.tokens)
-        mixed.append(rows * (args.tokens - 1) / (whole - first))
-        one = many = 0.0
-        for g in range(GROUPS if args.homogeneous else 0):
-            group = [tokens for h, tokens in requests if h == g]
-            one += generate(llm, group, 1)[0]
-            many += generate(llm, group, args.tokens)[0]
-        if args.homogeneous:
-            homogeneous.append(rows * (args.tokens - 1) / (many - one))
-        cell = {"decode_tokens": args.tokens, "mixed_tps": mixed, "homogeneous_tps": homogeneous}
-        result["cells"][name] = cell
-        print(name, {k: v[-1:] if isinstance(v, list) else v for k, v in cell.items()}, flush=True)
-        save(args.out, result)
+class Workload:
+    """800 requests on 8 prefixes; the prompts are in the prefix cache once made."""
+
+    def __init__(self, llm, token, name):
+        prefix_tokens, own_tokens = WORKLOADS[name]
+        prefixes = [[token() for _ in range(prefix_tokens)] for _ in range(GROUPS)]
+        requests = [
+            (g, prefixes[g] + [token() for _ in range(own_tokens)])
+            for g in range(GROUPS)
+            for _ in range(GROUP_ROWS)
+        ]
+        random.Random(3).shuffle(requests)
+        self.everything = [tokens for _, tokens in requests]
+        self.groups = [[t for h, t in requests if h == g] for g in range(GROUPS)]
+        generate(llm, [p + [token()] * 8 for p in prefixes], 1)
+        generate(llm, self.everything, 1)
+
+    def rate(self, llm, batches, tokens):
+        """Decoded tokens a second; the first token of each row, with the rest of its prefill, is
+        taken off."""
+        seconds = 0.0
+        for batch in batches:
+            first, _ = generate(llm, batch, 1)
+            whole, _ = generate(llm, batch, tokens)
+            seconds += whole - first
+        return len(self.everything) * (tokens - 1) / seconds
+
+
+def workload(args, llm, made, cell, token, repetitions):
+    name, _, groups = cell.partition("_")
+    if name not in made:
+        made[name] = Workload(llm, token, name)
+    work = made[name]
+    key, batches = "mixed_tps", [work.everything]
+    if groups:
+        key, batches = "homogeneous_tps", work.groups
+    for _ in args.clock.repetitions(repetitions, cell):
+        counters(args, reset=True)
+        values = {key: work.rate(llm, batches, args.tokens), "decode_tokens": args.tokens}
+        record(args, "cell", cell=name, **values, counters=counters(args))
 
 
 def measure(args):
+    given = [cell.partition(":") for cell in args.cells.split(",")]
+    cells = [(name, int(count or 3)) for name, _, count in given]
+    for name, _ in cells:
+        if name != "plain" and name.removesuffix("_groups") not in WORKLOADS:
+            raise SystemExit(f"--cells: {name} is not known")
+    args.clock = Clock(args.seconds)
     llm = load(
         args,
         model_folder("llama3-8b-shape", LLAMA3_8B),
@@ -264,21 +341,19 @@ def measure(args):
         max_num_batched_tokens=16384,
         compilation_config=graphs([1, 8, 32, 64, 100, 128, 256, 512, 800]),
     )
-    token = random.Random(1)
+    args.facts = environment(args)
+    token, made = random.Random(1), {}
 
     def draw():
         return token.randrange(1000, 120000)
 
     generate(llm, [[draw() for _ in range(64)]], 4)
-    counters(args, reset=True)
-    result = {**environment(args), "cells": {}}
-    for name in args.cells.split(","):
+    for name, repetitions in cells:
         if name == "plain":
-            plain_cells(args, llm, draw, result)
+            plain_cells(args, llm, draw, repetitions)
         else:
-            workload(args, llm, draw, result, name)
-    result["counters"] = counters(args)
-    save(args.out, result)
+            workload(args, llm, made, name, draw, repetitions)
+    return 0
 
 
 # --- tokens ------------------------------------------------------------------------------------
@@ -309,24 +384,52 @@ def small_model(args, **options):
     return load(args, folder, **{**given, **options})
 
 
-def answers(llm, prompts, tokens):
-    """[[(token, its log-probability's distance from the best, {token: log-probability})]]"""
-    _, outputs = generate(llm, prompts, tokens, logprobs=20)
+def answers(args, llm, name, prompts, tokens):
+    """Greedy answers as a line {name, answers: [{tokens, logprobs: [{token: value}]}]}."""
+    counters(args, reset=True)
+    seconds, outputs = generate(llm, prompts, tokens, logprobs=5)
     found = []
     for output in outputs:
         best = output.outputs[0]
-        steps = [{int(k): v.logprob for k, v in step.items()} for step in best.logprobs]
+        steps = [{int(k): round(v.logprob, 4) for k, v in step.items()} for step in best.logprobs]
         found.append({"tokens": list(best.token_ids), "logprobs": steps})
+    count, seconds = len(found), round(seconds, 2)
+    facts = {"name": name, "rows": count, "seconds": seconds, "counters": counters(args)}
+    record(args, "answers", **facts, answers=found)
     return found
 
 
-def tokens(args):
+def small(args):
     llm = small_model(args, kv_cache_dtype=args.kv_cache_dtype)
-    counters(args, reset=True)
-    result = {**environment(args), "kv_cache_dtype": args.kv_cache_dtype}
-    result["answers"] = answers(llm, shared_prompts(200, seed=11), 64)
-    result["counters"] = counters(args)
-    save(args.out, result)
+    args.facts = {**environment(args), "kv_cache_dtype": args.kv_cache_dtype}
+    generate(llm, [[5] * 40], 2)
+    rnd = random.Random(4)
+    prefix = [rnd.randrange(4000) for _ in range(2048)]
+    rows = [prefix + [rnd.randrange(4000) for _ in range(9)] for _ in range(32)]
+    generate(llm, [prefix + [1]], 1)  # the rows share its blocks from here on
+    answers(args, llm, "smoke", rows, 16)
+    if args.against and judge([args.against, args.out], "smoke"):
+        return 1
+    answers(args, llm, "tokens", shared_prompts(200, seed=11), 64)
+    if args.backend == "ours":
+        rows = [prefix[:160] + [rnd.randrange(4000) for _ in range(9)] for _ in range(100)]
+        counters(args, reset=True)
+        seconds, outputs = generate(llm, rows, 1000)
+        steps = sum(len(o.outputs[0].token_ids) for o in outputs)
+        values = {"tokens": steps, "seconds": seconds, "counters": counters(args)}
+        record(args, "steps", rows=100, **values)
+        answers(args, llm, "large", shared_prompts(100, seed=5), 200)
+        if steps != 100000:
+            return 1
+    return 0
+
+
+def pressure(args):
+    # 100 rows of up to 1,400 tokens want some 4,000 blocks of 16 beside the shared ones.
+    llm = small_model(args, num_gpu_blocks_override=600)
+    args.facts = environment(args)
+    found = answers(args, llm, "pressure", shared_prompts(100, seed=5), 200)
+    return 0 if all(len(a["tokens"]) == 200 for a in found) else 1
 
 
 def differences(stock, ours):
@@ -335,6 +438,9 @@ def differences(stock, ours):
     for i, (a, b) in enumerate(zip(stock, ours, strict=True)):
         if a["tokens"] == b["tokens"]:
             equal += 1
+            continue
+        if len(a["tokens"]) != len(b["tokens"]):
+            wrong.append(f"prompt {i}: {len(a['tokens'])} tokens and {len(b['tokens'])}")
             continue
         both = zip(a["tokens"], b["tokens"], strict=True)
         at = next(n for n, pair in enumerate(both) if pair[0] != pair[1])
@@ -347,100 +453,81 @@ def differences(stock, ours):
     return equal, ties, wrong
 
 
-def same(args):
-    stock, ours = (json.load(open(path, encoding="utf-8")) for path in args.files)
-    equal, ties, wrong = differences(stock["answers"], ours["answers"])
-    share = ours["counters"]["served_share"]
-    print(f"{equal} answers equal, {ties} part at a tie (<= {TIE} nats), {len(wrong)} differ")
-    print("\n".join(wrong[:10]))
-    print(f"libpkv served {100 * share:.2f} % of the decode rows")
+def judge(paths, name):
+    """0 when ours are the other backend's answers by the rule; `pressure` is compared with the
+    large cache of the same backend."""
+    lines = records(dict.fromkeys(paths), "answers")
+    ours = [a for a in lines if a["name"] == name and a["backend"] == "ours"]
+    if name == "pressure":
+        base = [a for a in lines if a["name"] == "large" and a["backend"] == "ours"]
+    else:
+        base = [a for a in lines if a["name"] == name and a["backend"] == "stock"]
+    if not ours or not base:
+        print(f"{name}: {len(ours)} runs of ours, {len(base)} to compare with")
+        return 1
+    equal, ties, wrong = differences(base[-1]["answers"], ours[-1]["answers"])
+    share = ours[-1]["counters"]["served_share"]
+    print(
+        f"{name}: {equal} answers equal, {ties} part at a tie (<= {TIE} nats), "
+        f"{len(wrong)} differ; libpkv served {100 * share:.2f} % of the decode rows, "
+        f"{ours[-1]['counters']['shared_steps']} of {ours[-1]['counters']['steps']} steps shared"
+    )
+    print("\n".join(wrong[:5] + [str(ours[-1]["counters"])] * (share < NEEDED_SHARE)), flush=True)
     return 1 if wrong or share < NEEDED_SHARE else 0
 
 
-# --- pressure ----------------------------------------------------------------------------------
-
-
-def pressure_part(args):
-    """One engine a process: "large" has all the cache it likes, "small" a seventh of the need."""
-    # 100 rows of up to 1,700 tokens want some 4,000 blocks of 16 beside the shared ones.
-    options = {} if args.part == "large" else {"num_gpu_blocks_override": 600}
-    llm = small_model(args, **options)
-    counters(args, reset=True)
-    result = {**environment(args), "steps": 0}
-    prompts = shared_prompts(100, seed=5)
-    if args.part == "large":
-        rnd = random.Random(2)
-        rows = [prompts[0][:160] + [rnd.randrange(4000) for _ in range(9)] for _ in range(100)]
-        seconds, outputs = generate(llm, rows, 1000)
-        result["steps"] = sum(len(o.outputs[0].token_ids) for o in outputs)
-        print(f"100 rows on one prefix: {result['steps']} tokens in {seconds:.1f} s", flush=True)
-    result["answers"] = answers(llm, prompts, 200)
-    result["counters"] = counters(args)
-    save(args.out, result)
-    return 0
-
-
-def pressure(args):
-    if args.part:
-        return pressure_part(args)
-    parts = {}
-    for part in ("large", "small"):
-        path = f"{args.out}.{part}"
-        words = [sys.executable, os.path.abspath(__file__), "pressure", "--part", part]
-        subprocess.run([*words, "--backend", args.backend, "--out", path], check=True)
-        with open(path, encoding="utf-8") as f:
-            parts[part] = json.load(f)
-    equal, ties, wrong = differences(parts["large"]["answers"], parts["small"]["answers"])
-    steps = parts["large"]["steps"]
-    result = {"steps": steps, "equal": equal, "ties": ties, "wrong": wrong}
-    result["counters"] = {part: parts[part]["counters"] for part in parts}
-    save(args.out, result)
-    print(f"small cache: {equal} equal, {ties} at a tie, {len(wrong)} differ")
-    complete = steps == 100000 and all(len(a["tokens"]) == 200 for a in parts["small"]["answers"])
-    return 0 if complete and not wrong else 1
+def same(args):
+    return max(judge(args.files, name) for name in args.names.split(","))
 
 
 # --- compare -----------------------------------------------------------------------------------
 
 
-def rows_of(stock, ours):
-    """[(cell, unit, stock, ours, gain)]: gain > 1 is better."""
+def rows_of(cells):
+    """[(cell, unit, stock, ours, gain, repetitions of both)]: gain > 1 is better."""
     out = []
-    for cell, a in stock["cells"].items():
-        b = ours["cells"].get(cell)
-        if b is None:
-            continue
-        for key, unit in (
-            ("step_ms", "ms a step"),
-            ("mixed_tps", "tokens/s, mixed"),
-            ("homogeneous_tps", "tokens/s, homogeneous"),
-        ):
-            if a.get(key) and b.get(key):
-                x, y = statistics.median(a[key]), statistics.median(b[key])
-                out.append((cell, unit, x, y, x / y if key == "step_ms" else y / x))
+    units = {
+        "step_ms": "ms a step",
+        "mixed_tps": "tokens/s, mixed",
+        "homogeneous_tps": "tokens/s, homogeneous",
+    }
+    for cell in dict.fromkeys(line["cell"] for line in cells):
+        for key, unit in units.items():
+            of = [line for line in cells if line["cell"] == cell and key in line]
+            stock = [line[key] for line in of if line["backend"] == "stock"]
+            ours = [line[key] for line in of if line["backend"] == "ours"]
+            if stock and ours:
+                x, y = statistics.median(stock), statistics.median(ours)
+                gain = x / y if key == "step_ms" else y / x
+                out.append((cell, unit, x, y, gain, f"{len(stock)}+{len(ours)}"))
     return out
 
 
 def compare(args):
-    stock, ours = (json.load(open(path, encoding="utf-8")) for path in args.files)
-    share = ours["counters"]["served_share"]
+    cells = records(args.files, "cell")
+    ours = [line for line in cells if line["backend"] == "ours"]
+    if not ours:
+        print("nothing of ours to compare")
+        return 1
+    share = min(line["counters"]["served_share"] for line in ours)
     void = share < NEEDED_SHARE
-    rows = rows_of(stock, ours)
-    print(f"{ours['device']}, vLLM {ours['vllm']}, torch {ours['torch']}; medians")
-    print("| cell | unit | stock | with libpkv | gain |\n| --- | --- | --- | --- | --- |")
-    for cell, unit, x, y, gain in rows:
-        print(f"| {cell} | {unit} | {x:,.2f} | {y:,.2f} | {gain:.2f} |")
-    print(f"libpkv served {100 * share:.2f} % of the decode rows" + (": VOID" if void else ""))
+    rows, facts = rows_of(cells), ours[-1]
+    print(f"{facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}; medians")
+    print("| cell | unit | stock | with libpkv | gain | runs |\n" + "| --- " * 6 + "|")
+    for cell, unit, x, y, gain, runs in rows:
+        print(f"| {cell} | {unit} | {x:,.2f} | {y:,.2f} | {gain:.2f} | {runs} |")
+    print(f"libpkv served at least {100 * share:.2f} % of the decode rows" + ": VOID" * void)
     if args.csv and not void:
         with open(args.csv, "w", newline="", encoding="utf-8") as f:
             out = csv.writer(f)
-            head = "commit device driver vllm torch cell unit stock ours gain served_share"
+            head = "commit device driver vllm torch cell unit stock ours gain runs served_share"
             out.writerow(head.split())
-            for cell, unit, x, y, gain in rows:
-                facts = [args.commit, *(ours[k] for k in ("device", "driver", "vllm", "torch"))]
-                out.writerow([*facts, cell, unit, f"{x:.4f}", f"{y:.4f}", f"{gain:.4f}", share])
+            for cell, unit, x, y, gain, runs in rows:
+                where = [args.commit, *(facts[k] for k in ("device", "driver", "vllm", "torch"))]
+                figures = [f"{value:.4f}" for value in (x, y, gain)]
+                out.writerow([*where, cell, unit, *figures, runs, share])
     if args.plot and not void:
-        plot(rows, ours, args.plot)
+        plot(rows, facts, args.plot)
     return 1 if void else 0
 
 
@@ -452,47 +539,115 @@ def plot(rows, ours, path):
 
     names = [f"{cell}\n{unit}" for cell, unit, *_ in rows]
     figure, axes = plt.subplots(figsize=(9, 0.5 * len(rows) + 1.2))
-    axes.barh(names, [row[-1] for row in rows], color="#35618f")
+    axes.barh(names, [row[4] for row in rows], color="#35618f")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.set_xlabel(f"gain over stock vLLM {ours['vllm']} ({ours['device']})")
     for i, row in enumerate(rows):
-        axes.text(row[-1], i, f" {row[-1]:.2f}", va="center")
+        axes.text(row[4], i, f" {row[4]:.2f}", va="center")
     figure.tight_layout()
     figure.savefig(path)
 
 
+# --- overhead ----------------------------------------------------------------------------------
+
+
+def overhead(args):
+    """Microseconds of a step that plans and runs one layer: called from Python and waited for, the
+    two launches in a graph waited for, and what an empty wait costs."""
+    import torch
+    from persistentkv import default_executor
+    from persistentkv.vllm.decode_plans import DecodePlans, LayerCall, PlanClass
+    from persistentkv.vllm.engine_cache import c_cache
+
+    from persistentkv import _abi  # isort: skip
+
+    args.facts = {"backend": "ours", "device": torch.cuda.get_device_name(0)}
+    os.environ["PERSISTENTKV_VLLM_SHARED"] = "0"
+    plan_class = PlanClass(32, 8, 128, 16, 0, _abi.DTYPE_BF16)
+    plans = DecodePlans(default_executor("cuda:0"), plan_class, 256, 8192)
+    kv = torch.randn((4096, 2, 16, 8, 128), device="cuda").bfloat16()
+    call = LayerCall(c_cache(kv, 8, 128), 0.088)
+    for rows, length in ((1, 1024), (32, 2048), (256, 256)):
+        pages = length // 16
+        table = torch.randint(0, 4096, (rows, pages), dtype=torch.int32, device="cuda")
+        lengths = torch.full((rows,), length, dtype=torch.int32, device="cuda")
+        q = torch.randn((rows, 32, 128), device="cuda").bfloat16()
+        out = torch.empty_like(q)
+
+        def step():
+            stream = torch.cuda.current_stream().cuda_stream
+            plans.build(rows, 1, lengths, table, stream)
+            plans.attend(rows, 1, call.arguments(q, out, table), stream)
+
+        def timed(work, count=300):
+            found = []
+            for i in range(count + 20):
+                began = time.perf_counter()
+                work()
+                torch.cuda.synchronize()
+                found.append((time.perf_counter() - began) * 1e6)
+            return statistics.median(found[20:])
+
+        step()
+        graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            step()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            for _ in range(20):
+                step()
+        gpu = timed(graph.replay) / 20
+        python, wait = timed(step), timed(lambda: None)
+        values = {"python_us": python, "gpu_us": gpu, "wait_us": wait, "over_us": python - gpu}
+        record(args, "overhead", rows=rows, length=length, **values)
+    return 0
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--tensor-parallel", type=int, default=1)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    for name in ("measure", "tokens", "pressure"):
+    for name in ("measure", "small", "pressure", "overhead"):
         verb = verbs.add_parser(name)
-        verb.add_argument("--out", required=True)
+        verb.add_argument("--out", required=True, metavar="JSONL")
         verb.add_argument("--backend", choices=("stock", "ours"), default="ours")
-    verbs.choices["measure"].add_argument("--cells", default="plain,p10k,p2k")
-    verbs.choices["measure"].add_argument("--reps", type=int, default=3)
-    verbs.choices["measure"].add_argument("--tokens", type=int, default=256)
-    verbs.choices["measure"].add_argument("--steps", type=int, default=64)
-    verbs.choices["measure"].add_argument(
-        "--no-homogeneous", dest="homogeneous", action="store_false"
-    )
-    verbs.choices["tokens"].add_argument("--kv-cache-dtype", default="auto")
-    verbs.choices["pressure"].add_argument("--part", choices=("large", "small"))
+        verb.add_argument("--tensor-parallel", type=int, default=1)
+    verb = verbs.choices["measure"]
+    verb.add_argument("--cells", default="p10k:3,p2k:3,plain:3,p10k_groups:3,p2k_groups:3")
+    verb.add_argument("--tokens", type=int, default=256)
+    verb.add_argument("--steps", type=int, default=256)
+    verb.add_argument("--seconds", type=float, default=3600.0)
+    verbs.choices["small"].add_argument("--kv-cache-dtype", default="auto")
+    verbs.choices["small"].add_argument("--against", metavar="JSONL")
     for name in ("compare", "same"):
-        verbs.add_parser(name).add_argument("files", nargs=2, metavar="JSON")
+        verbs.add_parser(name).add_argument("files", nargs="+", metavar="JSONL")
+    verbs.choices["same"].add_argument("--names", default="smoke,tokens,pressure")
     verbs.choices["compare"].add_argument("--csv")
     verbs.choices["compare"].add_argument("--plot")
     verbs.choices["compare"].add_argument("--commit", default="unknown")
     args = parser.parse_args()
     run = {
         "measure": measure,
-        "tokens": tokens,
+        "small": small,
         "pressure": pressure,
+        "overhead": overhead,
         "compare": compare,
         "same": same,
     }
-    return run[args.verb](args) or 0
+    try:
+        code = run[args.verb](args) or 0
+    except Exception:
+        traceback.print_exc()
+        names = ("VLLM_", "PERSISTENTKV_", "PKV_", "CUDA_", "NCCL_", "HF_", "PYTHONPATH", "TMPDIR")
+        print({k: v for k, v in os.environ.items() if k.startswith(names)}, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if args.verb in ("measure", "small", "pressure") and args.tensor_parallel == 1:
+        os._exit(code)  # an engine takes seconds to end, and everything is written
+    return code
 
 
 if __name__ == "__main__":

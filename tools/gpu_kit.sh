@@ -12,13 +12,14 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${1:-$root/build/cuda}
 kit=${2:-$root/carry}
 
-cmake --build "$build" --target gpu_tests pkv_cli | tail -n 1
+cmake --build "$build" --target gpu_tests pkv_cli pkv_shared | tail -n 1
 mkdir -p "$kit"
 rm -rf "$kit/gpu" "$kit/go_tests.sh"
 mkdir -p "$kit/gpu/lib"
 for program in tests/gpu_tests pkv; do
   strip -o "$kit/gpu/$(basename "$program")" "$build/$program"
 done
+strip -o "$kit/gpu/libpkv.so" "$build/libpkv.so" # for the Python tests
 # All but what comes with the C library.
 for program in "$kit"/gpu/*; do
   [ -f "$program" ] || continue

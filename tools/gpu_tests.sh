@@ -8,7 +8,9 @@
 # named gpu beside this script. Every suite runs in a process of its own, N at a time (4). With a
 # GPU a skipped test is a failure; without one everything is skipped, and that is said. --perf adds
 # the suite of stated times, alone on the device. compute-sanitizer runs over a subset where it is
-# installed. The last line is "N passed, N failed, N skipped"; exit 1 when something failed.
+# installed. The Python package's tests on the GPU (FlashInfer's tests as a grid among them) run
+# where FOLDER or the one above it holds libpkv.so and python3 has torch, NumPy and pytest. The last
+# line is "N passed, N failed, N skipped"; exit 1 when something failed.
 set -u
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -137,6 +139,31 @@ if [ -x "$pkv" ]; then
     echo "pkv doctor does not call the device ready"
     failed=$((failed + 1))
   fi
+fi
+
+# The library beside the programs, the package from the tree; nothing may be skipped here either.
+library=$bin/libpkv.so
+[ -e "$library" ] || library=$bin/../libpkv.so
+if [ ! -e "$library" ] || [ ! -d "$here/../tests/python" ]; then
+  echo "python: no libpkv.so or no tests/python beside these programs, 1 suite skipped"
+  skipped=$((skipped + 1))
+elif ! python3 -c 'import numpy, pytest, torch; assert torch.cuda.is_available()' 2>/dev/null; then
+  echo "python: no python3 with torch, NumPy and pytest here, 1 suite skipped"
+  skipped=$((skipped + 1))
+else
+  export PERSISTENTKV_LIBRARY=$library PYTHONDONTWRITEBYTECODE=1
+  export PYTHONPATH=$here/../python${PYTHONPATH:+:$PYTHONPATH}
+  start python 400 python3 -m pytest -q -p no:cacheprovider -m "gpu and not full and not vllm" \
+    "$here/../tests/python"
+  wait
+  # pytest's last line in cmocka's words
+  tail -n 1 "$work/python" | tr ',' '\n' | sed -n \
+    -e 's/^[= ]*\([0-9]*\) passed.*/[  PASSED  ] \1 test(s)./p' \
+    -e 's/^[= ]*\([0-9]*\) failed.*/[  FAILED  ] \1 test(s)./p' \
+    -e 's/^[= ]*\([0-9]*\) errors\{0,1\}.*/[  FAILED  ] \1 test(s)./p' \
+    -e 's/^[= ]*\([0-9]*\) skipped.*/[  SKIPPED ] \1 test(s)./p' >"$work/python.sums"
+  cat "$work/python.sums" >>"$work/python"
+  all python
 fi
 
 if [ -n "$perf" ]; then

@@ -184,6 +184,47 @@ def test_a_layer_that_is_not_served_is_the_engine_s_and_counted(engine):
     assert set(COUNTERS.reasons) == {"as a test"}
 
 
+def test_the_schedules_of_two_batches_are_kept_apart(engine, monkeypatch):
+    """FlashAttention schedules into one buffer: a refused layer's must outlive the prefill's."""
+    from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder as Base
+
+    buffer, original = torch.zeros(1, dtype=torch.int32), Base.build
+
+    def scheduled(self, prefix, common, fast_build=False):
+        metadata = original(self, prefix, common, fast_build)
+        buffer[0] = common.num_reqs
+        metadata.scheduler_metadata = buffer
+        return metadata
+
+    monkeypatch.setattr(Base, "build", scheduled)
+    good, bad = engine.layer(), engine.layer()
+    bad.impl.give_up("as a test")
+    metadata = engine.builder({"good": good, "bad": bad}).build(0, engine.batch(MIXED))
+    assert metadata.scheduler_metadata.tolist() == [4]
+    assert metadata.prefill.scheduler_metadata.tolist() == [2]
+
+
+def test_models_whose_batches_may_be_refused_are_the_engine_s(engine):
+    layer = engine.layer()
+    config = engine.config({"a": layer})
+    config.model_config.is_mm_prefix_lm = True
+    builder = engine.builder({"a": layer}, config=config)
+    engine.run(layer, builder, engine.batch(DECODE), engine.cache())
+    assert flash_attn_stand_in.calls == [4] and "multimodal" in next(iter(COUNTERS.reasons))
+
+
+@pytest.mark.parametrize("rows, shared", [(1, 0), (2, 1), (12, 1)])
+def test_rows_on_one_prefix_are_planned_as_a_tree(engine, rows, shared):
+    """Blocks as the prefix cache hands them out; one row alone is not looked at for sharing."""
+    layer = engine.layer()
+    builder = engine.builder({"a": layer})
+    common = engine.batch([(100 + i, 1) for i in range(rows)])
+    common.block_table_tensor[:, :5] = common.block_table_tensor[0, :5].clone()
+    _, metadata = engine.run(layer, builder, common, engine.cache())
+    assert COUNTERS.shared_steps == shared and COUNTERS.share() == 1
+    assert metadata.plans[0].shares(rows) == bool(shared)
+
+
 def test_a_batch_that_is_not_served_is_the_engine_s_and_counted(engine):
     layer = engine.layer()
     builder = engine.builder({"a": layer}, max_num_seqs=3)

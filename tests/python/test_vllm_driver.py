@@ -37,31 +37,62 @@ def test_ties_and_differences(driver):
     assert "prompt 2, token 1: 0.5" in wrong[0]
 
 
-def results(share):
-    facts = {"device": "d", "driver": "1", "vllm": "0.24.0", "torch": "2.11"}
-    stock = {**facts, "cells": {"a": {"step_ms": [4, 5, 9]}, "b": {"mixed_tps": [10.0]}}}
-    ours = {
-        **facts,
-        "cells": {"a": {"step_ms": [2.5, 2, 9]}, "b": {"mixed_tps": [50.0], "homogeneous_tps": []}},
-        "counters": {"served_share": share},
-    }
-    return stock, ours
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def cells(share):
+    facts = {"what": "cell", "device": "d", "driver": "1", "vllm": "0.24.0", "torch": "2.11"}
+    stock = [{**facts, "backend": "stock", "cell": "a", "step_ms": x} for x in (4, 5, 9)]
+    stock.append({**facts, "backend": "stock", "cell": "b", "mixed_tps": 10.0})
+    stock.append({**facts, "backend": "stock", "cell": "c", "mixed_tps": 1.0})
+    facts.update(backend="ours", counters={"served_share": 1.0})
+    ours = [{**facts, "cell": "a", "step_ms": x} for x in (2.5, 2, 9)]
+    ours.append({**facts, "cell": "b", "mixed_tps": 50.0, "counters": {"served_share": share}})
+    return [*stock, *ours]
 
 
 @pytest.mark.parametrize("share, verdict", [(0.995, 0), (0.98, 1)])
 def test_comparison_of_medians_and_when_it_is_void(driver, tmp_path, capsys, share, verdict):
-    paths = []
-    for name, content in zip(("stock", "ours"), results(share), strict=True):
-        paths.append(str(tmp_path / name))
-        (tmp_path / name).write_text(json.dumps(content))
+    lines = cells(share)
+    files = [write(tmp_path / "x", *lines[:5]), write(tmp_path / "y", *lines[5:])]
     table = str(tmp_path / "t.csv")
-    args = types.SimpleNamespace(files=paths, csv=table, plot=None, commit="abc")
+    args = types.SimpleNamespace(files=files, csv=table, plot=None, commit="abc")
     assert driver.compare(args) == verdict
     said = capsys.readouterr().out
-    assert "| a | ms a step | 5.00 | 2.50 | 2.00 |" in said
-    assert "| b | tokens/s, mixed | 10.00 | 50.00 | 5.00 |" in said
-    assert ("VOID" in said) == bool(verdict)
+    assert "| a | ms a step | 5.00 | 2.50 | 2.00 | 3+3 |" in said
+    assert "| b | tokens/s, mixed | 10.00 | 50.00 | 5.00 | 1+1 |" in said
+    assert ("VOID" in said) == bool(verdict) and "| c |" not in said
     assert os.path.exists(table) != bool(verdict)
+
+
+@pytest.mark.parametrize("name, base", [("tokens", "tokens"), ("pressure", "large")])
+def test_answers_of_a_file_are_judged(driver, tmp_path, capsys, name, base):
+    counts = {"served_share": 1.0, "shared_steps": 3, "steps": 4}
+    backend = "ours" if name == "pressure" else "stock"
+    good, bad = [answer([1], {1: -0.1})], [answer([2], {2: -0.1})]
+    first = {"what": "answers", "backend": backend, "name": base, "answers": good}
+    ours = {"what": "answers", "backend": "ours", "name": name, "answers": good, "counters": counts}
+    path = write(tmp_path / "a", {"what": "cell"}, first)
+    assert driver.judge([path], name) == 1
+    path = write(tmp_path / "a", {"what": "cell"}, first, {**ours, "answers": bad}, ours)
+    assert driver.judge([path, path], name) == 0
+    path = write(tmp_path / "a", first, {**ours, "answers": bad})
+    assert driver.judge([path], name) == 1
+    path = write(tmp_path / "a", first, {**ours, "counters": {**counts, "served_share": 0.5}})
+    assert driver.judge([path], name) == 1
+    assert "3 of 4 steps shared" in capsys.readouterr().out
+
+
+def test_repetitions_that_would_end_late_are_not_begun(driver, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(driver.time, "monotonic", lambda: now[0])
+    clock, begun = driver.Clock(25), []
+    for i in clock.repetitions(5, "cell"):
+        begun.append(i)
+        now[0] += 10
+    assert begun == [0, 1] and list(clock.repetitions(3, "next"))[:1] == [0]
 
 
 def test_prompts_share_prefixes_and_are_seeded(driver):

@@ -110,7 +110,7 @@ def test_decode_on_every_layout(layout, q_len):
     plans.build(5, q_len, seq_lens, wide[:, 1:5], 0)
     call = LayerCall(c_cache(cache, KV_HEADS, DIM), scale=0.2)
     lse = torch.empty((5 * q_len, HEADS), dtype=torch.float32)
-    plans.attend(q_len, call.arguments(q, out, wide[:, 1:5], lse), 0)
+    plans.attend(5, q_len, call.arguments(q, out, wide[:, 1:5], lse), 0)
     wanted, natural = expected(torch, cache, table.numpy(), lengths, q, q_len, scale=0.2)
     close(out, wanted)
     finite = np.isfinite(natural)
@@ -140,10 +140,10 @@ def test_rows_with_a_common_prefix(shared, monkeypatch):
     q = torch.randn((20, HEADS, DIM), generator=torch.Generator().manual_seed(4)).bfloat16()
     out = torch.empty_like(q)
     call = LayerCall(c_cache(cache, KV_HEADS, DIM), scale=0.125)
-    plans.attend(1, call.arguments(q, out, table), 0)
+    plans.attend(20, 1, call.arguments(q, out, table), 0)
     wanted, _ = expected(torch, cache, table.numpy(), lengths, q, scale=0.125)
     close(out, wanted)
-    stats = stats_of(plans._plans[1].address, _abi.DTYPE_BF16)
+    stats = stats_of(plans._plans[1, plans.share].address, _abi.DTYPE_BF16)
     assert (stats.nodes > 0) == plans.share and (stats.dedup_ratio > 5) == plans.share
 
 
@@ -258,4 +258,4 @@ def test_without_shared_plans_rows_are_read_one_by_one(monkeypatch):
     monkeypatch.setattr(decode_plans, "share_refusal", lambda *_: "as a test")
     plan_class = PlanClass(HEADS, KV_HEADS, DIM, PAGE, 0, _abi.DTYPE_BF16)
     plans = DecodePlans(pkv.default_executor("cpu"), plan_class, max_rows=2, max_seq_len=64)
-    assert not plans.share and plans._options.route == _abi.ROUTE_BALANCED
+    assert not plans.share and not plans.shares(2)

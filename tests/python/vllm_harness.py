@@ -87,7 +87,7 @@ class Harness:
             head_size=self.dim,
             dtype=torch.bfloat16,
         )
-        config = self.config(layers, **options)
+        config = options.get("config") or self.config(layers, **options)
         builder = self.backend.get_builder_cls()(spec, list(layers), config, self.device)
         # FlashAttention schedules ahead for the window that it finds in vLLM's layers; these are
         # not such.

@@ -90,8 +90,15 @@ def _table(block_table: Any) -> Table:
     return Table(block_table, block_table.data_ptr(), block_table.stride(0), block_table.shape[1])
 
 
+# Of a batch from so many rows on shared prefixes are looked for; fewer have none.
+SHARED_ROWS = 2
+
+
 class DecodePlans:
     """The plans of one class.
+
+    Which of two routes a batch takes is a matter of its number of rows alone, padding included, so
+    that a captured graph and the build() before its replay always mean the same plan.
 
     Args:
         executor: of the worker's device.
@@ -115,50 +122,54 @@ class DecodePlans:
             if why_not:
                 logger.warning("shared prefixes are read row by row: %s", why_not)
                 self.share = False
-        route = _abi.ROUTE_SHARED if self.share else _abi.ROUTE_BALANCED
-        self._options = OptionsKey(route=route)
         self._overlap = wants("OVERLAP", True)
-        self._plans: dict[int, DevicePlan | HostPlan] = {}
+        self._q_lens = frozenset(q_lens)
+        self._plans: dict[tuple[int, bool], DevicePlan | HostPlan] = {}
         for q_len in q_lens:
-            self._plan(q_len)
+            for shares in {self.shares(1), self.shares(max_rows)}:
+                self._plans[q_len, shares] = self._plan(q_len, shares)
 
-    def _plan(self, q_len: int) -> DevicePlan | HostPlan:
-        plan = self._plans.get(q_len)
-        if plan is None:
-            if self.executor.kind == "cpu":
-                plan = HostPlan()
-            else:
-                plan = DevicePlan(
-                    self.executor,
-                    self.plan_class.shape(q_len),
-                    self._options,
-                    self.plan_class.kv_dtype,
-                    self.max_rows,
-                    self.max_seq_len,
-                    overlap=self._overlap,
-                )
-            self._plans[q_len] = plan
-        return plan
+    def shares(self, rows: int) -> bool:
+        """Whether a batch of so many rows is planned as a tree of shared prefixes."""
+        return self.share and rows >= SHARED_ROWS
+
+    def _options(self, shares: bool) -> OptionsKey:
+        return OptionsKey(route=_abi.ROUTE_SHARED if shares else _abi.ROUTE_BALANCED)
+
+    def _plan(self, q_len: int, shares: bool) -> DevicePlan | HostPlan:
+        if self.executor.kind == "cpu":
+            return HostPlan()
+        return DevicePlan(
+            self.executor,
+            self.plan_class.shape(q_len),
+            self._options(shares),
+            self.plan_class.kv_dtype,
+            min(self.max_rows, SHARED_ROWS - 1) if self.share and not shares else self.max_rows,
+            self.max_seq_len,
+            overlap=self._overlap,
+        )
 
     def ready(self, rows: int, q_len: int) -> bool:
-        """Whether build() needs no new memory for that."""
-        return rows <= self.max_rows and q_len in self._plans
+        """Whether there is a plan for that."""
+        return rows <= self.max_rows and q_len in self._q_lens
 
     def build(self, rows: int, q_len: int, seq_lens: Any, block_table: Any, stream: int) -> None:
         """Plans `rows` rows of q_len tokens: int32 tensors seq_lens [>= rows], block_table
         [>= rows, pages] on the device. Rows without tokens have length 0."""
-        plan = self._plan(q_len)
+        shares = self.shares(rows)
+        plan = self._plans[q_len, shares]
         table = _table(block_table)
         # Ids are not promised to be chained: a block may be computed twice before it is cached.
         if isinstance(plan, HostPlan):
             lengths = integers(seq_lens[:rows], "seq_lens", rows)
-            plan.build(self.plan_class.shape(q_len), self._options, lengths, table)
+            plan.build(self.plan_class.shape(q_len), self._options(shares), lengths, table)
         else:
             plan.build(rows, seq_lens.data_ptr(), stream, table)
 
-    def attend(self, q_len: int, args: Any, stream: int) -> None:
-        """One layer: args as pkv_attention_args wants them, plan and workspace left out."""
-        plan = self._plans[q_len]
+    def attend(self, rows: int, q_len: int, args: Any, stream: int) -> None:
+        """One layer of the batch that was built last with `rows` and q_len: args as
+        pkv_attention_args wants them, plan and workspace left out."""
+        plan = self._plans[q_len, self.shares(rows)]
         with self.executor.calling() as handle:
             if isinstance(plan, HostPlan):
                 args.plan = plan.address

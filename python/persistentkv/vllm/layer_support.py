@@ -53,6 +53,16 @@ def executor_of(device: Any) -> tuple[Executor | None, str]:
         return None, f"libpkv on {name}: {e}"
 
 
+def model_refusal(model_config: Any) -> str:
+    """Of a whole model: what would have batches that batch_refusal() names. A captured graph cannot
+    change its mind, so such models are left to the engine from the start."""
+    if getattr(model_config, "is_mm_prefix_lm", False) is True:
+        return "a model with bidirectional ranges of multimodal prefixes"
+    if getattr(model_config, "rswa_window", None) is not None:
+        return "a model with reference sliding windows"
+    return ""
+
+
 def batch_refusal(common: Any, common_prefix_len: int) -> str:
     """Of a batch as a whole."""
     if common_prefix_len > 0:

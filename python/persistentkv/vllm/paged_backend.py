@@ -27,7 +27,13 @@ from .. import _abi
 from . import backend_name
 from .decode_plans import DecodePlans, LayerCall, PlanClass
 from .engine_cache import c_cache
-from .layer_support import batch_refusal, executor_of, layer_refusal, scales_refusal
+from .layer_support import (
+    batch_refusal,
+    executor_of,
+    layer_refusal,
+    model_refusal,
+    scales_refusal,
+)
 from .served import COUNTERS
 
 logger = logging.getLogger("vllm.persistentkv")
@@ -188,6 +194,7 @@ class PersistentKVMetadataBuilder(FlashAttentionMetadataBuilder):
         executor, why_not = executor_of(self.device)
         if _UNKNOWN:
             why_not = f"fields of this vLLM's metadata that are not known: {_UNKNOWN}"
+        why_not = why_not or model_refusal(vllm_config.model_config)
         for name in layer_names:
             impl = context[name].impl
             reason = why_not or _impl_refusal(impl)
@@ -270,6 +277,10 @@ class PersistentKVMetadataBuilder(FlashAttentionMetadataBuilder):
             metadata.decode_rows, metadata.decode_tokens = rows, tokens
             metadata.decode_q_len, metadata.plans = q_len, self._classes
             if not all_rows:
+                # The base class schedules into one buffer: the second batch must not overwrite
+                # what the first one's layers read. Mixed batches are never in a captured graph.
+                if metadata.scheduler_metadata is not None:
+                    metadata.scheduler_metadata = metadata.scheduler_metadata.clone()
                 rest = _prefill_part(common, rows, tokens)
                 metadata.prefill = super().build(0, rest, fast_build)
         if self._counting:
@@ -296,7 +307,7 @@ class PersistentKVMetadataBuilder(FlashAttentionMetadataBuilder):
                 why = reason or "decode rows behind other rows"
                 fallbacks[why] = fallbacks.get(why, 0) + self._served_layers
         others = int(np.count_nonzero(lengths)) - decode_rows
-        shared = bool(rows) and any(plans.share for plans in self._classes.values())
+        shared = bool(rows) and any(plans.shares(rows) for plans in self._classes.values())
         COUNTERS.step(decode_rows, others, served, fallbacks, shared)
 
 
@@ -366,7 +377,8 @@ class PersistentKVImpl(FlashAttentionImpl):
         stream = 0
         if query.is_cuda:
             stream = torch.cuda.current_stream(query.device).cuda_stream
-        metadata.plans[self._window].attend(metadata.decode_q_len, arguments, stream)
+        plans, rows = metadata.plans[self._window], metadata.decode_rows
+        plans.attend(rows, metadata.decode_q_len, arguments, stream)
         if metadata.prefill is not None:
             rest = (query[decode:], key[decode:], value[decode:], kv_cache, metadata.prefill)
             self._by_engine(layer, (*rest, output[decode:]), None, None)

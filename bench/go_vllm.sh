@@ -1,0 +1,169 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The proof in vLLM on one GPU, step by step: each engine in a process with a time limit, results
+# appended to OUT at once, the judgement printed after each step. Ends early when something is wrong
+# that makes what follows worthless.
+#
+#   bench/go_vllm.sh [-t SECONDS] [-o OUT] [-p PYTHON] STEP...
+#
+#   tests      pytest of the package and the plug-in on the GPU                        up to 120 s
+#   small      stock, then ours: 32 rows on one prefix (a difference ends everything), greedy
+#              answers of 200 prompts; ours: 100 rows for 1,000 steps                   about  90 s
+#   main       stock, then ours: Feather's workload with prefixes of 10K and 2K tokens, mixed
+#              batches, and six plain cells; ours: homogeneous batches too              about 470 s
+#   groups     stock: homogeneous batches                                               about 130 s
+#   pressure   a small cache: preemption, re-admission (after small)                    about  40 s
+#   overhead   planning and one layer from Python                                       about  20 s
+#   tp2        small on two GPUs                                                        about 100 s
+#   report     what OUT holds: table, CSV, plot
+#
+# -t: of all steps together (default 3600); a step that does not fit is cut short or left out.
+# REPS_10K, REPS: repetitions of stock with 10K prefixes (2), of everything else (3).
+set -u
+
+usage() {
+  sed -n '2,/^set -u/p' "$0" | sed '$d; s/^# \{0,1\}//'
+}
+
+total=3600
+out=${OUT:-build/vllm}
+python=python3
+while getopts t:o:p:h option; do
+  case $option in
+  t) total=$OPTARG ;;
+  o) out=$OPTARG ;;
+  p) python=$OPTARG ;;
+  h) usage && exit 0 ;;
+  *) usage >&2 && exit 2 ;;
+  esac
+done
+shift $((OPTIND - 1))
+if [ $# -eq 0 ]; then usage >&2 && exit 2; fi
+
+here=$(cd "$(dirname "$0")" && pwd)
+driver=$here/vllm_decode.py
+reps=${REPS:-3}
+reps_10k=${REPS_10K:-2}
+commit=${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}
+mkdir -p "$out"
+results=$out/results.jsonl
+answers=$out/answers.jsonl
+export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 VLLM_USE_FLASHINFER_SAMPLER=0
+failed=""
+marked="^(loaded|cell|answers|steps|overhead|smoke|tokens|pressure|[a-z0-9_]+: [0-9]+ of)"
+marked="$marked|persistentkv|libpkv"
+
+left() {
+  echo $((total - SECONDS))
+}
+
+say() {
+  echo "[$SECONDS s] $*"
+}
+
+# step NAME LIMIT COMMAND...: shows the end of its output when it fails, else the marked lines.
+step() {
+  local name=$1 limit=$2 status=0 log=$out/last.log
+  shift 2
+  if [ "$(left)" -lt 25 ]; then
+    say "$name: left out, $(left) s left"
+    failed="$failed $name"
+    return 1
+  fi
+  if [ "$limit" -gt $(($(left) - 5)) ]; then limit=$(($(left) - 5)); fi
+  say "$name (at most $limit s)"
+  timeout -k 5 -s INT "$limit" "$@" >"$log" 2>&1 || status=$?
+  { echo "== $name: $* (status $status)" && tail -c 400000 "$log"; } >>"$out/go_vllm.log"
+  if [ $status -ne 0 ]; then
+    say "$name: FAILED, status $status"
+    tail -n 45 "$log" | cut -c1-400
+    failed="$failed $name"
+    return 1
+  fi
+  grep -E "$marked" "$log" | cut -c1-300 | tail -n 40
+  return 0
+}
+
+engine() {
+  local name=$1 limit=$2
+  shift 2
+  step "$name" "$limit" "$python" "$driver" "$@"
+}
+
+judge() {
+  "$python" "$driver" same "$answers" --names "$1" || failed="$failed judgement:$1"
+}
+
+measure() {
+  local backend=$1 limit=$2 cells=$3 seconds
+  seconds=$limit
+  if [ "$seconds" -gt $(($(left) - 5)) ]; then seconds=$(($(left) - 5)); fi
+  engine "measure_$backend" "$limit" measure --backend "$backend" --out "$results" \
+    --cells "$cells" --seconds $((seconds - 8))
+}
+
+report() {
+  if [ -e "$results" ]; then
+    "$python" "$driver" compare "$results" --csv "$out/vllm.csv" --commit "$commit" |
+      tee "$out/table.md"
+  fi
+  if [ -e "$results" ] && "$python" -c 'import matplotlib' 2>/dev/null; then
+    "$python" "$driver" compare "$results" --plot "$out/vllm.svg" >/dev/null
+  fi
+}
+
+small() {
+  local file=$1
+  shift
+  engine small_stock 150 small --backend stock --out "$file" "$@" || return 1
+  engine small_ours 180 small --backend ours --out "$file" --against "$file" "$@" || return 1
+}
+
+run() {
+  case $1 in
+  tests)
+    step tests 120 "$python" -m pytest -q -x -p no:cacheprovider -m "gpu and not full" tests/python
+    tail -n 3 "$out/last.log"
+    ;;
+  small)
+    small "$answers" || return 1
+    judge smoke,tokens
+    ;;
+  main)
+    measure stock 330 "p10k:$reps_10k,p2k:$reps,plain:$reps"
+    measure ours 300 "p10k:$reps,p2k:$reps,plain:$reps,p10k_groups:1,p2k_groups:1"
+    report
+    ;;
+  groups)
+    measure stock 190 "p10k_groups:1,p2k_groups:1"
+    report
+    ;;
+  pressure)
+    engine pressure 120 pressure --backend ours --out "$answers" && judge pressure
+    ;;
+  overhead) engine overhead 60 overhead --out "$out/overhead.jsonl" ;;
+  tp2)
+    export PERSISTENTKV_VLLM_COUNTERS=$out/served
+    small "$out/tp2.jsonl" --tensor-parallel 2 &&
+      "$python" "$driver" same "$out/tp2.jsonl" --names smoke,tokens
+    cat "$out"/served.*.json 2>/dev/null | tr -d '\n' | cut -c1-1500
+    rm -f "$out"/served.*.json
+    ;;
+  report) report ;;
+  *)
+    echo "no step $1" >&2
+    return 2
+    ;;
+  esac
+}
+
+nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader 2>/dev/null
+for name in "$@"; do
+  if ! run "$name" && [ "$name" = small ]; then
+    say "ours are not stock's answers, or an engine did not start: nothing else is run"
+    break
+  fi
+done
+rm -f "$out/last.log"
+say "done;${failed:- nothing} failed"
+if [ -n "$failed" ]; then exit 1; fi
