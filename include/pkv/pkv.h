@@ -541,12 +541,17 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_plan_get_stats(pkv_plan_stats *out, const 
  * ------------------------------------------------------------------------------------------ */
 
 typedef enum pkv_policy {
-  PKV_POLICY_FIXED = 0,   /* the route the caller names */
-  PKV_POLICY_STATIC = 1,  /* the seed's first thresholds */
-  PKV_POLICY_ROOFLINE = 2 /* its second rule: smallest roofline estimate above its thresholds */
+  PKV_POLICY_FIXED = 0,    /* the route the caller names */
+  PKV_POLICY_STATIC = 1,   /* the seed's first thresholds */
+  PKV_POLICY_ROOFLINE = 2, /* its second rule: smallest roofline estimate above its thresholds */
+  /* The smallest prediction of the profile's cost model (profile.h), which must be there. */
+  PKV_POLICY_CALIBRATED = 3
 } pkv_policy;
 
 PKV_API const char *pkv_policy_name(pkv_policy policy); /* "roofline"; "?" for an unknown value */
+
+/* Coefficients fitted on a device (profile.h). */
+typedef struct pkv_cost_model pkv_cost_model;
 
 /* What the policy knows of a device. Zero fields take the seed's constants (RTX 3060). */
 typedef struct pkv_profile {
@@ -557,9 +562,11 @@ typedef struct pkv_profile {
   int32_t sms;      /* multiprocessors, or cores; 0 = 28 */
   int32_t min_ctas; /* CTAs a multiprocessor that saturate it; 0 = 4 */
   uint32_t routes;  /* bit (1 << route) set = available; 0 = all but shared and flashinfer */
+  int32_t layers;   /* calibrated: layers of a step that one plan serves; 0 = 32 */
+  const pkv_cost_model *model; /* borrowed; NULL = none */
 } pkv_profile;
 #define PKV_PROFILE_INIT                                                                           \
-  { (uint32_t)sizeof(pkv_profile), {0}, 0.0, 0.0, 0, 0, 0u }
+  { (uint32_t)sizeof(pkv_profile), {0}, 0.0, 0.0, 0, 0, 0u, 0, NULL }
 
 typedef struct pkv_choice {
   uint32_t struct_size;

@@ -51,6 +51,7 @@ LOG_INFO = 2
 LOG_WARN = 1
 OK = 0
 PLAN_BATCH_INVARIANT = 1
+POLICY_CALIBRATED = 3
 POLICY_FIXED = 0
 POLICY_ROOFLINE = 2
 POLICY_STATIC = 1
@@ -302,6 +303,8 @@ class Profile(Structure):
         ("sms", c_int32),
         ("min_ctas", c_int32),
         ("routes", c_uint32),
+        ("layers", c_int32),
+        ("model", c_void_p),
     ]
 
 

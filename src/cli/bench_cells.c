@@ -194,9 +194,8 @@ static void fill_batch(bench_batch *b, const bench_row *rows, int32_t page_token
   }
 }
 
-/* A cell of one batch; its pages are a random permutation. */
-static pkv_status make_fixed(bench_cell *out, const bench_cell_options *o, const bench_row *rows,
-                             int32_t count, pkv_error *err) {
+pkv_status bench_cell_rows(bench_cell *out, const bench_cell_options *o, const bench_row *rows,
+                           int32_t count, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   int32_t longest = 0;
   for (int32_t r = 0; r < count; r++)
@@ -320,13 +319,13 @@ pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, i
   (void)snprintf(out->name, sizeof out->name, "%s", name);
   if (listed != NULL) {
     (void)snprintf(out->peers, sizeof out->peers, "%s", listed->peers);
-    return make_fixed(out, options, listed->rows, listed->count, err);
+    return bench_cell_rows(out, options, listed->rows, listed->count, err);
   }
   const char *text = cell != NULL ? cell->lengths : options->lengths;
   const bool traced = cell == NULL && options->trace_file != NULL && at == count - 1;
   if (traced || text == NULL) return make_trace(out, options, cell, err);
   PKV_TRY(parse_rows(rows, &many, text, err));
-  return make_fixed(out, options, rows, many, err);
+  return bench_cell_rows(out, options, rows, many, err);
 }
 
 void bench_cell_free(bench_cell *cell) {

@@ -10,6 +10,7 @@
 #include <stdbool.h>
 
 #include "cli/bench_cell_files.h"
+#include "cli/bench_rows.h"
 
 typedef struct bench_batch {
   int32_t rows, max_pages;
@@ -52,6 +53,10 @@ pkv_status bench_cell_count(int32_t *count, const bench_cell_options *options, p
 /* Cell `index`, 0 .. count-1. Free it with bench_cell_free, also after a failure. */
 pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, int32_t index,
                            pkv_error *err);
+/* A cell of one batch without a name; its pages are a random permutation by options->seed. *out is
+   zeroed. */
+pkv_status bench_cell_rows(bench_cell *out, const bench_cell_options *options,
+                           const bench_row *rows, int32_t count, pkv_error *err);
 void bench_cell_free(bench_cell *cell);
 bool bench_cell_shares(const bench_cell *cell);
 /* Pages of its largest batch. */

@@ -9,6 +9,8 @@ extern const pkv_command pkv_command_demo;
 extern const pkv_command pkv_command_bench_attention;
 extern const pkv_command pkv_command_bench_model;
 extern const pkv_command pkv_command_bench_sched;
+extern const pkv_command pkv_command_calibrate;
+extern const pkv_command pkv_command_explain;
 extern const pkv_command pkv_command_doctor;
 extern const pkv_command pkv_command_inspect;
 extern const pkv_command pkv_command_run;

@@ -24,6 +24,8 @@ const pkv_command *const pkv_commands[] = {
     &pkv_command_bench_attention,
     &pkv_command_bench_model,
     &pkv_command_bench_sched,
+    &pkv_command_calibrate,
+    &pkv_command_explain,
     &pkv_command_doctor,
 };
 /* clang-format on */

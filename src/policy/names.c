@@ -32,6 +32,8 @@ const char *pkv_policy_name(pkv_policy policy) {
     return "static";
   case PKV_POLICY_ROOFLINE:
     return "roofline";
+  case PKV_POLICY_CALIBRATED:
+    return "calibrated";
   }
   return "?";
 }

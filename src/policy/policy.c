@@ -9,6 +9,7 @@
  *   roofline  group != 4, longest row < 16384, or 2 to 7 rows: flashinfer. Else the smaller
  *             estimate of flashinfer and, for one row, split, for 8 or more, workqueue with its
  *             own rule.
+ *   calibrated  the smallest prediction of the profile's cost model (profile.h), of what is there.
  * What is missing is replaced by the available route with the smallest estimate among balanced,
  * workqueue and split, or else by a bucket route.
  */
@@ -20,6 +21,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "policy/cost.h"
 #include "policy/seed_rule.h"
 #include "policy/shape.h"
 
@@ -41,9 +43,10 @@ explain(pkv_choice *out, const char *format, ...) {
   va_end(args);
 }
 
-static pkv_status device_init(pkv_policy_device *out, const pkv_profile *profile, pkv_error *err) {
-  *out = (pkv_policy_device){SEED_READ_GB_S * 1e3, SEED_LAUNCH_US, SEED_SMS, SEED_MIN_CTAS,
-                             AVAILABLE_HERE};
+pkv_status pkv_policy_device_init(pkv_policy_device *out, const pkv_profile *profile,
+                                  pkv_error *err) {
+  *out = (pkv_policy_device){
+      SEED_READ_GB_S * 1e3, SEED_LAUNCH_US, SEED_SMS, SEED_MIN_CTAS, AVAILABLE_HERE, 0, 0, NULL};
   if (profile == NULL) return PKV_OK;
   PKV_CHECK_STRUCT(err, profile, pkv_profile);
   PKV_CHECK(err, isfinite(profile->read_gb_s) && profile->read_gb_s >= 0, PKV_E_INVALID,
@@ -59,11 +62,18 @@ static pkv_status device_init(pkv_policy_device *out, const pkv_profile *profile
   if (profile->sms > 0) out->sms = profile->sms;
   if (profile->min_ctas > 0) out->min_ctas = profile->min_ctas;
   if (profile->routes != 0) out->routes = profile->routes;
+  PKV_CHECK(err, profile->layers >= 0, PKV_E_INVALID, "profile->layers is %d, negative",
+            profile->layers);
+  out->layers = profile->layers;
+  if (profile->model == NULL) return PKV_OK;
+  PKV_CHECK_STRUCT(err, profile->model, pkv_cost_model);
+  out->model = profile->model;
+  out->parts = profile->model->parts;
   return PKV_OK;
 }
 
-static pkv_status batch_init(pkv_policy_batch *out, const pkv_shape *shape, pkv_dtype kv_dtype,
-                             int32_t rows, const int32_t *seq_len, pkv_error *err) {
+pkv_status pkv_policy_batch_init(pkv_policy_batch *out, const pkv_shape *shape, pkv_dtype kv_dtype,
+                                 int32_t rows, const int32_t *seq_len, pkv_error *err) {
   int64_t tokens = 0;
   PKV_TRY(pkv_shape_check(shape, err));
   PKV_CHECK(err, pkv_dtype_bytes(kv_dtype) > 0, PKV_E_INVALID, "kv_dtype is %d, not a known type",
@@ -180,6 +190,33 @@ static void settle(pkv_choice *out, const pkv_policy_batch *batch,
     explain(out, ": %s, %.1f us", pkv_route_name(out->route), out->predicted_us);
 }
 
+/* The smallest prediction; a tie goes to the kind that comes first. */
+static pkv_status choose_calibrated(pkv_choice *out, const pkv_policy_batch *batch,
+                                    const pkv_policy_device *device, pkv_error *err) {
+  pkv_prediction p[PKV_COST_KINDS];
+  int32_t best = 0, next = 0;
+  PKV_CHECK(err, device->model, PKV_E_INVALID,
+            "policy calibrated needs a profile with a cost model: see pkv calibrate");
+  pkv_cost_predict(p, batch, device, NULL);
+  for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
+    if (p[kind].available && (best == 0 || p[kind].step_us < p[best].step_us)) best = kind;
+  for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
+    if (p[kind].available && kind != best && (next == 0 || p[kind].step_us < p[next].step_us))
+      next = kind;
+  PKV_CHECK(err, best > 0, PKV_E_INVALID,
+            "no route of profile->routes 0x%x is in the profile's cost model",
+            (unsigned)device->routes);
+  out->wanted = out->route = pkv_cost_route(best);
+  out->splits = p[best].splits;
+  out->predicted_us = p[best].step_us;
+  explain(out, "calibrated: %s %.1f us", pkv_cost_kind_name(best), p[best].step_us);
+  if (next > 0)
+    explain(out, ", next %s %.1f us", pkv_cost_kind_name(next), p[next].step_us);
+  else
+    explain(out, ", no other route");
+  return PKV_OK;
+}
+
 pkv_status pkv_policy_choose(pkv_choice *out, pkv_policy policy, pkv_route fixed,
                              const pkv_shape *shape, pkv_dtype kv_dtype, int32_t rows,
                              const int32_t *seq_len, const pkv_profile *profile, pkv_error *err) {
@@ -187,8 +224,8 @@ pkv_status pkv_policy_choose(pkv_choice *out, pkv_policy policy, pkv_route fixed
   pkv_policy_device device;
   PKV_CHECK_STRUCT(err, out, pkv_choice);
   *out = (pkv_choice)PKV_CHOICE_INIT;
-  PKV_TRY(batch_init(&batch, shape, kv_dtype, rows, seq_len, err));
-  PKV_TRY(device_init(&device, profile, err));
+  PKV_TRY(pkv_policy_batch_init(&batch, shape, kv_dtype, rows, seq_len, err));
+  PKV_TRY(pkv_policy_device_init(&device, profile, err));
   switch (policy) {
   case PKV_POLICY_FIXED:
     PKV_CHECK(err, (int)fixed >= PKV_ROUTE_AUTO && (int)fixed <= PKV_ROUTE_FLASHINFER,
@@ -202,9 +239,11 @@ pkv_status pkv_policy_choose(pkv_choice *out, pkv_policy policy, pkv_route fixed
   case PKV_POLICY_ROOFLINE:
     choose_roofline(out, &batch, &device);
     break;
+  case PKV_POLICY_CALIBRATED:
+    return choose_calibrated(out, &batch, &device, err);
   default:
     return PKV_FAIL(err, PKV_E_INVALID, "policy is %d, known: 0 to %d", (int)policy,
-                    (int)PKV_POLICY_ROOFLINE);
+                    (int)PKV_POLICY_CALIBRATED);
   }
   settle(out, &batch, &device);
   return PKV_OK;

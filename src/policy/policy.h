@@ -35,7 +35,15 @@ typedef struct pkv_policy_device {
   double read_bytes_us, launch_us;
   int32_t sms, min_ctas;
   uint32_t routes;
+  int32_t parts, layers;       /* 0 = default */
+  const pkv_cost_model *model; /* or NULL */
 } pkv_policy_device;
+
+pkv_status pkv_policy_batch_init(pkv_policy_batch *out, const pkv_shape *shape, pkv_dtype kv_dtype,
+                                 int32_t rows, const int32_t *seq_len, pkv_error *err);
+/* profile NULL: the seed's device. */
+pkv_status pkv_policy_device_init(pkv_policy_device *out, const pkv_profile *profile,
+                                  pkv_error *err);
 
 /* Splits a row under the second policy: the seed's one-row bucket rule (split, bucket_*), the
    most that the work queue's rule gives a row (workqueue); 1 for the others. */

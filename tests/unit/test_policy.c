@@ -228,7 +228,7 @@ static void test_bad_input(void **state) {
   } while (0)
   REFUSE("out is NULL", NULL, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, &shape, PKV_DTYPE_F16, 1, lengths,
          NULL);
-  REFUSE("policy is 3", &c, (pkv_policy)3, PKV_ROUTE_AUTO, &shape, PKV_DTYPE_F16, 1, lengths, NULL);
+  REFUSE("policy is 9", &c, (pkv_policy)9, PKV_ROUTE_AUTO, &shape, PKV_DTYPE_F16, 1, lengths, NULL);
   REFUSE("fixed is 8", &c, PKV_POLICY_FIXED, (pkv_route)8, &shape, PKV_DTYPE_F16, 1, lengths, NULL);
   REFUSE("shape is NULL", &c, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, NULL, PKV_DTYPE_F16, 1, lengths,
          NULL);

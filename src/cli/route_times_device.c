@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* route_times on a GPU: sections of one graph, as in bench_device.c. */
+#include "cli/route_times.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/dtype.h"
+#include "cli/bench_device_batch.h"
+
+#define WARMUPS    2
+#define MOST_CALLS 24 /* layers of a section */
+#define PLAN_CALLS 8
+#define MOST       16 /* repetitions */
+#define MOST_OFF   6e-3
+
+typedef struct device_route {
+  bool in; /* takes this batch */
+  pkv_plan_options options;
+  pkv_device_plan *plan;
+  void *host_plan; /* of the seed's routes; shared: for its counters */
+  size_t host_bytes;
+} device_route;
+
+typedef struct device_times {
+  pkv_meter *meter;
+  bench_device_pool pool;
+  bench_options fake;
+  bench_frame frame;
+  bench_device_batch d;
+  device_route route[PKV_COST_KINDS];
+  void *out; /* host copy */
+  float *values[2];
+  size_t out_bytes, value_bytes;
+} device_times;
+
+typedef struct section_work {
+  route_times *t;
+  int32_t kind;
+  bool plan;
+} section_work;
+
+static bool plans_on_device(int32_t kind) {
+  return kind == PKV_ROUTE_BALANCED || kind == PKV_ROUTE_SHARED;
+}
+
+static pkv_status make_plan(route_times *t, int32_t kind, pkv_error *err) {
+  device_times *g = t->state;
+  device_route *r = &g->route[kind];
+  const bench_batch *batch = g->d.batch;
+  const pkv_plan *plan;
+  if (kind == PKV_ROUTE_BALANCED)
+    return pkv_device_plan_build(r->plan, batch->rows, g->d.seq_len, g->meter->stream, err);
+  if (kind == PKV_ROUTE_SHARED) {
+    pkv_sharing sharing = PKV_SHARING_INIT;
+    sharing.block_table = g->d.table;
+    sharing.max_pages = batch->max_pages;
+    return pkv_device_plan_build_shared(r->plan, batch->rows, g->d.seq_len, &sharing,
+                                        g->meter->stream, err);
+  }
+  PKV_TRY(pkv_plan_build(&plan, r->host_plan, r->host_bytes, &t->o.shape, &r->options, batch->rows,
+                         batch->lengths, err));
+  return pkv_device_plan_upload(r->plan, plan, g->meter->stream, err);
+}
+
+static pkv_status attend(route_times *t, int32_t kind, int32_t layer, bool overlap,
+                         pkv_error *err) {
+  device_times *g = t->state;
+  const pkv_cache cache = bench_device_batch_cache(&g->d, layer);
+  const pkv_attention_args args = bench_device_batch_args(&g->d, &cache);
+  pkv_device_plan_set_overlap(g->route[kind].plan, overlap);
+  return pkv_device_attention(g->meter->executor, g->route[kind].plan, &args, g->meter->stream,
+                              err);
+}
+
+static pkv_status do_work(void *ctx, int32_t call, pkv_error *err) {
+  const section_work *w = ctx;
+  const device_times *g = w->t->state;
+  if (w->plan) return make_plan(w->t, w->kind, err);
+  return attend(w->t, w->kind, call % g->d.layers, call > 0, err);
+}
+
+/* The plan of one kind and, by the host, its counters. in = false where the kind refuses. */
+static pkv_status open_route(route_times *t, int32_t kind, route_time *time, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  device_times *g = t->state;
+  device_route *r = &g->route[kind];
+  const bench_batch *batch = g->d.batch;
+  const pkv_plan *plan;
+  size_t workspace;
+  PKV_TRY(route_plan_options(&r->options, t, kind, batch, err));
+  if (kind == PKV_ROUTE_BALANCED) r->options.parts = t->bare.parts;
+  pkv_error why = {PKV_OK, NULL, {0}};
+  const pkv_status made =
+      pkv_device_plan_create(&r->plan, g->meter->executor, &t->o.shape, &r->options, t->o.kv_dtype,
+                             batch->rows, g->d.longest, &why);
+  if (made == PKV_E_UNSUPPORTED || made == PKV_E_NOMEM || made == PKV_E_RANGE) return PKV_OK;
+  PKV_CHECK(err, made == PKV_OK, made, "%s: %s", pkv_cost_kind_name(kind), why.text);
+  PKV_TRY(pkv_plan_size(&r->host_bytes, &workspace, &t->o.shape, &r->options, batch->rows,
+                        g->d.longest, err));
+  r->host_plan = pkv_alloc(&a, r->host_bytes);
+  PKV_CHECK(err, r->host_plan, PKV_E_NOMEM, "no memory for a plan of %zu bytes", r->host_bytes);
+  time->stats = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
+  pkv_sharing sharing = PKV_SHARING_INIT;
+  sharing.block_table = batch->ids;
+  sharing.max_pages = batch->max_pages;
+  if (kind == PKV_ROUTE_SHARED)
+    PKV_TRY(pkv_plan_build_shared(&plan, r->host_plan, r->host_bytes, &t->o.shape, &r->options,
+                                  batch->rows, batch->lengths, &sharing, err));
+  else
+    PKV_TRY(pkv_plan_build(&plan, r->host_plan, r->host_bytes, &t->o.shape, &r->options,
+                           batch->rows, batch->lengths, err));
+  PKV_TRY(pkv_plan_get_stats(&time->stats, plan, t->o.kv_dtype, err));
+  PKV_TRY(make_plan(t, kind, err));
+  r->in = true;
+  return PKV_OK;
+}
+
+/* The output of layer 0 by `kind` into values[which]. */
+static pkv_status answer(route_times *t, int32_t kind, int32_t which, pkv_error *err) {
+  device_times *g = t->state;
+  pkv_meter *m = g->meter;
+  PKV_TRY(m->ops->set(m, g->d.out, 0xff, g->d.q_bytes, err));
+  PKV_TRY(attend(t, kind, 0, false, err));
+  PKV_TRY(pkv_device_copy(m->executor, g->out, g->d.out, g->d.q_bytes, m->stream, err));
+  PKV_TRY(pkv_device_synchronize(m->executor, m->stream, err));
+  const int64_t count = (int64_t)(g->d.q_bytes / pkv_dtype_bytes(g->d.q_dtype));
+  for (int64_t i = 0; i < count; i++)
+    g->values[which][i] = pkv_load(g->out, g->d.q_dtype, i);
+  return PKV_OK;
+}
+
+static pkv_status check(route_times *t, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  device_times *g = t->state;
+  const int64_t count = (int64_t)(g->d.q_bytes / pkv_dtype_bytes(g->d.q_dtype));
+  g->out_bytes = g->d.q_bytes;
+  g->value_bytes = (size_t)count * sizeof(float);
+  g->out = pkv_alloc(&a, g->out_bytes);
+  for (int32_t i = 0; i < 2; i++)
+    g->values[i] = pkv_alloc(&a, g->value_bytes);
+  PKV_CHECK(err, g->out && g->values[0] && g->values[1], PKV_E_NOMEM, "no memory for outputs");
+  PKV_CHECK(err, g->route[PKV_ROUTE_BALANCED].in, PKV_E_UNSUPPORTED,
+            "balanced takes no such batch");
+  PKV_TRY(answer(t, PKV_ROUTE_BALANCED, 0, err));
+  for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
+    if (!g->route[kind].in || kind == PKV_ROUTE_BALANCED) continue;
+    PKV_TRY(answer(t, kind, 1, err));
+    const double off = route_difference(g->values[1], g->values[0], count);
+    PKV_CHECK(err, off <= MOST_OFF, PKV_E_INTERNAL, "%s differs from balanced by %g, at most %g",
+              pkv_cost_kind_name(kind), off, MOST_OFF);
+  }
+  return PKV_OK;
+}
+
+/* Plans made by the host: build and upload, waited for. */
+static pkv_status host_plan_us(double *median, route_times *t, int32_t kind, pkv_error *err) {
+  device_times *g = t->state;
+  double us[MOST];
+  for (int32_t n = -1; n < t->o.repeats; n++) {
+    const int64_t start = pkv_clock_ns();
+    PKV_TRY(make_plan(t, kind, err));
+    PKV_TRY(pkv_device_synchronize(g->meter->executor, g->meter->stream, err));
+    if (n >= 0) us[n] = (double)(pkv_clock_ns() - start) * 1e-3;
+  }
+  *median = bench_median(us, t->o.repeats);
+  return PKV_OK;
+}
+
+static pkv_status time_all(route_times *t, route_time *times, pkv_error *err) {
+  device_times *g = t->state;
+  pkv_meter_section section[2 * PKV_COST_KINDS];
+  section_work work[2 * PKV_COST_KINDS];
+  double us[2 * PKV_COST_KINDS * MOST];
+  int32_t count = 0;
+  for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
+    for (int32_t plan = 0; plan < 2; plan++) {
+      if (!g->route[kind].in || (plan && !plans_on_device(kind))) continue;
+      const int32_t layers = g->d.layers < MOST_CALLS ? g->d.layers : MOST_CALLS;
+      work[count] = (section_work){t, kind, plan != 0};
+      section[count] = (pkv_meter_section){do_work, &work[count], plan ? PLAN_CALLS : layers};
+      count++;
+    }
+  PKV_TRY(g->meter->ops->graph(g->meter, us, section, count, 0, WARMUPS, t->o.repeats, err));
+  for (int32_t i = 0; i < count; i++) {
+    route_time *time = &times[work[i].kind];
+    const double median =
+        bench_median(us + (int64_t)i * t->o.repeats, t->o.repeats) / section[i].calls;
+    if (work[i].plan)
+      time->plan_us = median;
+    else
+      time->attend_us = median;
+    time->done = true;
+  }
+  for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
+    if (g->route[kind].in && !plans_on_device(kind))
+      PKV_TRY(host_plan_us(&times[kind].plan_us, t, kind, err));
+  return PKV_OK;
+}
+
+static void close_batch(device_times *g) {
+  const pkv_allocator a = pkv_allocator_default();
+  for (int32_t kind = 0; kind < PKV_COST_KINDS; kind++) {
+    device_route *r = &g->route[kind];
+    pkv_device_plan_destroy(r->plan);
+    pkv_free(&a, r->host_plan, r->host_bytes);
+    memset(r, 0, sizeof *r);
+  }
+  pkv_free(&a, g->out, g->out_bytes);
+  for (int32_t i = 0; i < 2; i++) {
+    pkv_free(&a, g->values[i], g->value_bytes);
+    g->values[i] = NULL;
+  }
+  g->out = NULL;
+  bench_device_batch_deinit(&g->d);
+}
+
+static pkv_status device_run(route_times *t, route_time *times, const bench_batch *batch,
+                             pkv_error *err) {
+  device_times *g = t->state;
+  uint32_t kinds = t->profile.routes;
+  if (!route_batch_shares(batch)) kinds &= ~(1u << PKV_ROUTE_SHARED);
+  pkv_status status = bench_device_batch_init(&g->d, g->meter, &g->pool, &g->frame, batch, err);
+  for (int32_t kind = 1; kind < PKV_COST_KINDS && status == PKV_OK; kind++)
+    if (kinds >> kind & 1u) status = open_route(t, kind, &times[kind], err);
+  if (status == PKV_OK) status = check(t, err);
+  if (status == PKV_OK) status = time_all(t, times, err);
+  close_batch(g);
+  return status;
+}
+
+static void device_close(route_times *t) {
+  const pkv_allocator a = pkv_allocator_default();
+  device_times *g = t->state;
+  if (g == NULL) return;
+  if (g->meter) pkv_device_free(g->meter->executor, g->pool.memory);
+  pkv_meter_destroy(g->meter);
+  pkv_free(&a, g, sizeof *g);
+}
+
+static const route_times_ops device_ops = {device_close, device_run};
+
+pkv_status route_times_open_device(route_times *out, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_error why = {PKV_OK, NULL, {0}};
+  device_times *g = pkv_alloc_zeroed(&a, 1, sizeof *g);
+  PKV_CHECK(err, g, PKV_E_NOMEM, "no memory for the measurement");
+  out->state = g;
+  out->ops = &device_ops;
+  const pkv_status status = pkv_meter_create(&g->meter, &why);
+  PKV_CHECK(err, status == PKV_OK, status, "no CUDA device to measure: %s", why.text);
+  const pkv_meter_info *info = &g->meter->info;
+  (void)snprintf(out->device, sizeof out->device, "%s", info->device);
+  (void)snprintf(out->driver, sizeof out->driver, "%s", info->driver);
+  g->pool.limit =
+      out->o.memory_mib > 0 ? (int64_t)out->o.memory_mib << 20 : info->free_bytes / 4 * 3;
+  g->fake.dtype = (int32_t)out->o.kv_dtype;
+  g->fake.seed = 1;
+  g->frame = (bench_frame){.cli = out->o.cli, .o = &g->fake, .shape = out->o.shape};
+  PKV_TRY(pkv_device_parts(&out->bare.parts, g->meter->executor, out->o.kv_dtype,
+                           out->o.shape.head_dim, err));
+  out->profile.sms = info->multiprocessors;
+  out->profile.min_ctas = out->bare.parts / info->multiprocessors;
+  if (out->profile.min_ctas < 1) out->profile.min_ctas = 1;
+  out->profile.routes = 0x7eu;
+  (void)snprintf(out->no_flashinfer, sizeof out->no_flashinfer, "not looked for");
+  return PKV_OK;
+}

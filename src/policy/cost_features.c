@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The features of the cost model: what a route reads, how evenly, in how many pieces, from lengths
+ * alone. Each route is modelled as it plans: the seed's splits of 32-token tiles, equal parts of
+ * 64-token tiles, FlashInfer's chunks, found as its planner finds them (the smallest chunk whose
+ * count fits the grid).
+ */
+#include "policy/cost.h"
+
+#include <string.h>
+
+#include "policy/seed_rule.h"
+
+#define RAMP_MB       32.0
+#define BUCKET_TOKENS 4096 /* bucket_padded's default */
+#define CHUNK_TOKENS  128  /* FlashInfer's least chunk */
+/* Blocks a multiprocessor that FlashInfer's planners count on. */
+#define TENSOR_BLOCKS 2
+#define CORE_BLOCKS   4
+
+static const char *const names[PKV_COST_FEATURES] = {"one",    "launches", "bytes", "ramp",
+                                                     "span",   "waves",    "tasks", "states",
+                                                     "merges", "fill",     "rows",  "work"};
+
+const char *pkv_cost_feature_name(int32_t feature) {
+  return feature >= 0 && feature < PKV_COST_FEATURES ? names[feature] : "?";
+}
+
+const char *pkv_cost_kind_name(int32_t kind) {
+  if (kind == PKV_COST_FLASHINFER_CORES) return "flashinfer_cores";
+  return kind > 0 && kind < PKV_COST_KINDS ? pkv_route_name((pkv_route)kind) : "?";
+}
+
+static int64_t div_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/* What a model of one batch is worked out with. */
+typedef struct tally {
+  const pkv_policy_batch *batch;
+  double *f;
+  int64_t slots;
+  int64_t token_bytes; /* of a token and KV head */
+} tally;
+
+static int64_t seen_tokens(const pkv_policy_batch *batch, int32_t row) {
+  const int64_t length = batch->seq_len[row];
+  const int64_t window = (int64_t)batch->shape->window + batch->shape->q_len - 1;
+  return batch->shape->window > 0 && window < length ? window : length;
+}
+
+/* A launch of `tasks` tasks that walk `tokens` in all, the longest `longest` of them. */
+static void add_launch(const tally *t, int64_t tasks, int64_t tokens, int64_t longest) {
+  const double even = (double)tokens / (double)t->slots;
+  const double span = even > (double)longest ? even : (double)longest;
+  t->f[PKV_COST_SPAN] += span * (double)t->token_bytes * 1e-3;
+  t->f[PKV_COST_TASKS] += (double)tasks * 1e-3;
+  if (tasks > t->slots) t->f[PKV_COST_WAVES] += (double)(div_up(tasks, t->slots) - 1);
+}
+
+static void add_states(const tally *t, double segments, double states) {
+  const pkv_shape *shape = t->batch->shape;
+  const double group = (double)shape->query_heads / shape->kv_heads * shape->q_len;
+  t->f[PKV_COST_STATES] += states * group * (shape->head_dim + 2) * 4e-6;
+  t->f[PKV_COST_MERGES] += segments * 1e-3;
+}
+
+/* The seed's routes: rows of one launch are those whose bucket is `bucket`; 0 = all rows. */
+static void add_seed_launch(const tally *t, int32_t kind, int32_t splits, int64_t round,
+                            int64_t bucket) {
+  const pkv_policy_batch *b = t->batch;
+  const int64_t heads = b->shape->kv_heads;
+  int64_t tasks = 0, tokens = 0, longest = 0;
+  for (int32_t row = 0; row < b->rows; row++) {
+    int64_t seen = seen_tokens(b, row);
+    if (round > 0 && div_up(b->seq_len[row], round) != bucket) continue;
+    if (kind == PKV_ROUTE_BUCKET_PADDED) {
+      const int64_t padded = bucket * round;
+      t->f[PKV_COST_FILL] += (double)((padded - seen) * heads * t->token_bytes) * 1e-6;
+      seen = padded;
+    }
+    const int64_t tiles = div_up(seen, PKV_SEED_TILE_TOKENS);
+    const int64_t wanted = kind == PKV_ROUTE_WORKQUEUE
+                               ? pkv_seed_row_splits(b->rows, b->shape->kv_heads, tiles)
+                               : splits;
+    const int64_t used = wanted < tiles ? wanted : tiles;
+    const int64_t task = used > 0 ? div_up(tiles, used) * PKV_SEED_TILE_TOKENS : 0;
+    tasks += used * heads;
+    tokens += seen * heads;
+    if (task > longest) longest = task;
+    if (used > 0 && kind != PKV_ROUTE_BUCKET_PADDED)
+      t->f[PKV_COST_FILL] +=
+          (double)((tiles * PKV_SEED_TILE_TOKENS - seen) * heads * t->token_bytes) * 1e-6;
+    add_states(t, (double)(heads * (wanted > 1)), (double)(wanted * heads));
+  }
+  add_launch(t, tasks, tokens, longest);
+  t->f[PKV_COST_LAUNCHES] += 2;
+}
+
+static void seed_features(const tally *t, int32_t kind, int32_t splits) {
+  const pkv_policy_batch *b = t->batch;
+  const bool buckets = kind == PKV_ROUTE_BUCKET_EXACT || kind == PKV_ROUTE_BUCKET_PADDED;
+  const int64_t round = kind == PKV_ROUTE_BUCKET_PADDED ? BUCKET_TOKENS : 1;
+  int64_t last = -1;
+  if (!buckets) add_seed_launch(t, kind, splits, 0, 0);
+  while (buckets) { /* each distinct bucket, the smallest first */
+    int64_t next = INT64_MAX;
+    for (int32_t row = 0; row < b->rows; row++) {
+      const int64_t value = div_up(b->seq_len[row], round);
+      if (value > last && value < next) next = value;
+    }
+    if (next == INT64_MAX) break;
+    add_seed_launch(t, kind, splits, round, next);
+    last = next;
+  }
+  t->f[PKV_COST_LAUNCHES] -= 1;
+}
+
+static void balanced_features(const tally *t, int64_t parts) {
+  const pkv_policy_batch *b = t->batch;
+  const int64_t heads = b->shape->kv_heads;
+  int64_t tiles = 0, tokens = 0;
+  for (int32_t row = 0; row < b->rows; row++) {
+    const int64_t seen = seen_tokens(b, row);
+    tiles += div_up(seen, PKV_TILE_TOKENS) * heads;
+    tokens += seen * heads;
+  }
+  const int64_t used = parts < tiles ? parts : tiles;
+  const double cuts = used > 0 ? (double)(used - 1) : 0, segments = (double)b->rows * (double)heads;
+  const double merges = cuts < segments ? cuts : segments;
+  t->f[PKV_COST_FILL] += (double)((tiles * PKV_TILE_TOKENS - tokens) * t->token_bytes) * 1e-6;
+  add_launch(t, used, tokens, used > 0 ? div_up(tiles, used) * PKV_TILE_TOKENS : 0);
+  add_states(t, merges, cuts + merges);
+}
+
+/* Chunks of all rows together. */
+static int64_t chunks_of(const pkv_policy_batch *b, int64_t chunk) {
+  int64_t chunks = 0;
+  for (int32_t row = 0; row < b->rows; row++)
+    chunks += b->seq_len[row] > 0 ? div_up(seen_tokens(b, row), chunk) : 1;
+  return chunks;
+}
+
+static void flashinfer_features(const tally *t, int64_t blocks, int32_t sms) {
+  const pkv_policy_batch *b = t->batch;
+  const int64_t heads = b->shape->kv_heads, room = blocks * sms / heads;
+  const int64_t page = b->shape->page_tokens;
+  int64_t chunk = div_up(b->longest, page) * page, tokens = 0;
+  if (chunk < page) chunk = page;
+  if (b->rows < room) {
+    int64_t low = CHUNK_TOKENS / page > 0 ? CHUNK_TOKENS / page : 1, high = chunk / page;
+    while (low < high) { /* the smallest that fits */
+      const int64_t middle = (low + high) / 2;
+      if (chunks_of(b, middle * page) > room)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    chunk = low * page;
+  }
+  const int64_t chunks = chunks_of(b, chunk);
+  for (int32_t row = 0; row < b->rows; row++)
+    tokens += seen_tokens(b, row) * heads;
+  add_launch(t, chunks * heads, tokens, chunk < b->longest ? chunk : b->longest);
+  if (chunks > b->rows) {
+    t->f[PKV_COST_LAUNCHES] += 1;
+    add_states(t, (double)b->rows * (double)heads, (double)(chunks * heads));
+  }
+}
+
+static void shared_features(const tally *t, const pkv_plan_stats *tree, int64_t parts) {
+  const double even = tree->total_cost > 0 ? (double)tree->max_part_cost / (double)tree->total_cost
+                                           : 1.0 / (double)parts;
+  t->f[PKV_COST_BYTES] = (double)tree->unique_kv_bytes * 1e-6;
+  t->f[PKV_COST_SPAN] = (double)tree->unique_kv_bytes * 1e-3 * even;
+  t->f[PKV_COST_TASKS] = (double)tree->tasks * 1e-3;
+  t->f[PKV_COST_STATES] = (double)tree->merge_state_bytes * 1e-6;
+  t->f[PKV_COST_MERGES] = (double)tree->nodes * t->batch->shape->kv_heads * 1e-3;
+  t->f[PKV_COST_FILL] = (double)tree->padded_kv_bytes * 1e-6;
+  t->f[PKV_COST_WORK] = (double)tree->total_kv_bytes * 1e-6;
+  t->f[PKV_COST_LAUNCHES] = (double)tree->launches - 1;
+}
+
+void pkv_cost_features(double *f, int32_t *splits, int32_t kind, const pkv_policy_batch *batch,
+                       const pkv_policy_device *device, const pkv_plan_stats *tree) {
+  const pkv_shape *shape = batch->shape;
+  const int64_t slots = (int64_t)device->sms * device->min_ctas;
+  const int64_t parts = device->parts > 0 ? device->parts : slots;
+  int64_t tokens = 0;
+  memset(f, 0, PKV_COST_FEATURES * sizeof *f);
+  *splits = 0;
+  for (int32_t row = 0; row < batch->rows; row++)
+    tokens += seen_tokens(batch, row);
+  const tally t = {batch, f, slots, tokens > 0 ? batch->kv_bytes / tokens / shape->kv_heads : 0};
+  f[PKV_COST_BYTES] = (double)batch->kv_bytes * 1e-6;
+  switch (kind) {
+  case PKV_ROUTE_SHARED:
+    shared_features(&t, tree, parts);
+    break;
+  case PKV_ROUTE_BALANCED:
+    balanced_features(&t, parts);
+    break;
+  case PKV_ROUTE_FLASHINFER:
+    flashinfer_features(&t, TENSOR_BLOCKS, device->sms);
+    break;
+  case PKV_COST_FLASHINFER_CORES:
+    flashinfer_features(&t, CORE_BLOCKS, device->sms);
+    break;
+  default:
+    if (kind != PKV_ROUTE_WORKQUEUE) *splits = pkv_policy_splits(batch, (pkv_route)kind);
+    seed_features(&t, kind, *splits);
+    break;
+  }
+  f[PKV_COST_ONE] = 1;
+  f[PKV_COST_ROWS] = batch->rows;
+  f[PKV_COST_RAMP] = f[PKV_COST_BYTES] < RAMP_MB ? f[PKV_COST_BYTES] : RAMP_MB;
+}
