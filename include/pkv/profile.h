@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * profile.h - what the policy `calibrated` knows of a device: a cost model fitted to measured times,
- * and the profile file that keeps it.
+ * profile.h - what the policy `calibrated` knows of a device: a cost model fitted to measured
+ * times, and the profile file that keeps it.
  *
  * The model. Microseconds of a route = sum of coefficient * feature, all coefficients >= 0, one set
  * for the attention call and one for making the plan. Features follow from lengths, shape and
