@@ -67,7 +67,9 @@ def test_comparison_of_medians_and_when_it_is_void(driver, tmp_path, capsys, sha
     assert os.path.exists(table) != bool(verdict)
 
 
-@pytest.mark.parametrize("name, base", [("tokens", "tokens"), ("pressure", "large")])
+@pytest.mark.parametrize(
+    "name, base", [("smoke", "smoke"), ("tokens", "tokens"), ("pressure", "large")]
+)
 def test_answers_of_a_file_are_judged(driver, tmp_path, capsys, name, base):
     counts = {"served_share": 1.0, "shared_steps": 3, "steps": 4}
     backend = "ours" if name == "pressure" else "stock"
@@ -82,7 +84,9 @@ def test_answers_of_a_file_are_judged(driver, tmp_path, capsys, name, base):
     assert driver.judge([path], name) == 1
     path = write(tmp_path / "a", first, {**ours, "counters": {**counts, "served_share": 0.5}})
     assert driver.judge([path], name) == 1
-    assert "3 of 4 steps shared" in capsys.readouterr().out
+    path = write(tmp_path / "a", first, {**ours, "counters": {**counts, "shared_steps": 0}})
+    assert driver.judge([path], name) == int(name == "smoke")
+    assert "3 of 4 steps planned" in capsys.readouterr().out
 
 
 def test_repetitions_that_would_end_late_are_not_begun(driver, monkeypatch):
