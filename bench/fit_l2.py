@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fits what L2 is worth to attention that reads every row, and checks it on steps left out.
 
-    bench/fit_l2.py RESULTS.csv [--cells bench/cells/l2.cells] [--route balanced]
+    bench/fit_l2.py RESULTS.csv... [--cells bench/cells/l2.cells] [--route balanced] [--sms 132]
 
 The model of `pkv bench sched --simulate` (src/cli/bench_sched_cost.h), a layer:
 
-    read latency + unique / memory rate + missed / memory rate + hit / L2 rate
-    hit = (total - unique) * min(1, L2 / working set), the working set being what rows share
+    read latency + row time * rows + (unique + missed) / memory rate + hit / L2 rate
+    hit = (total - unique) * min(1, L2 / working set), the working set being what rows share;
+    all of it with no more rows than SMs: they read the shared prefix side by side
 
-Unknown are latency, both rates and L2's size. Cells in the file's order are fitted (even ones) and
-checked (odd ones), then the other way round, then all are fitted; errors are relative. Needs numpy.
+Unknown are latency, row time, both rates and L2's size. Half of the cells are fitted and the others
+checked, then the other way round, then all are fitted; errors are relative. Cells of the comparison
+with peers (shared_b.., tree_..) are known by name. Needs numpy.
 """
 import argparse
 import itertools
@@ -24,7 +26,7 @@ TOKEN = 4096  # bytes of a layer: 8 KV heads of 128, K and V in 2 bytes
 
 
 def geometry(path):
-    """{cell: (total, unique, shared) in bytes} of a cells file with GROUPSxROWSxPREFIX+OWN."""
+    """{cell: (total, unique, shared in bytes, rows)} of a cells file with GROUPSxROWSxPREFIX+OWN."""
     cells = {}
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -35,74 +37,92 @@ def geometry(path):
                 groups, rows, prefix, own = map(int, shared.groups())
                 tokens = (groups * rows * (prefix + own), groups * (prefix + rows * own),
                           groups * prefix)
+                count = groups * rows
             elif alone:
                 length, rows = map(int, alone.groups())
                 tokens = (rows * length, rows * length, 0)
+                count = rows
             else:
                 continue
-            cells[words[0]] = tuple(TOKEN * n for n in tokens)
+            cells[words[0]] = (*(TOKEN * n for n in tokens), count)
     return cells
 
 
-def columns(rows, l2):
-    """What each row reads: once, again from memory, again from L2, and 1 for the latency."""
-    total, unique, shared = (rows[:, i] for i in range(3))
+def named(cell):
+    """The same of a cell of bench/peer_cells.py, None of others."""
+    one = re.fullmatch(r"shared_b(\d+)_p(\d+)_s(\d+)", cell)
+    two = re.fullmatch(r"tree_(\d+)x(\d+)_(\d+)x(\d+)", cell)
+    if not one and not two:
+        return None
+    groups, prefix, rows, own = (map(int, two.groups()) if two else
+                                 (1, int(one[2]), int(one[1]), int(one[3])))
+    return tuple(TOKEN * n for n in (groups * rows * (prefix + own), groups * (prefix + rows * own),
+                                     groups * prefix)) + (groups * rows,)
+
+
+def columns(rows, l2, sms):
+    """The latency's 1, rows, what is read from memory, and again from L2."""
+    total, unique, shared, count = (rows[:, i] for i in range(4))
     again = total - unique
-    hit = again * numpy.minimum(1.0, numpy.divide(l2, shared, out=numpy.ones_like(shared),
-                                                  where=shared > 0))
-    return numpy.stack([numpy.ones(len(rows)), unique + again - hit, hit], axis=1)
+    share = numpy.minimum(1.0, numpy.divide(l2, shared, out=numpy.ones_like(shared),
+                                            where=shared > 0))
+    hit = again * numpy.where(count <= sms, 1.0, share)
+    return numpy.stack([numpy.ones(len(rows)), count, unique + again - hit, hit], axis=1)
 
 
-def fit(rows):
-    """(latency us, memory TB/s, L2 TB/s, L2 MB) with the least sum of squared relative errors."""
+def fit(rows, sms):
+    """(latency us, row us, memory TB/s, L2 TB/s, L2 MB): least sum of squared relative errors."""
     best = None
-    for l2 in itertools.chain(range(20, 200, 2), (1e6,)):
-        matrix = columns(rows, l2 * 1e6) / rows[:, 3:4]
+    for l2 in range(8, 160):
+        matrix = columns(rows, l2 * 1e6, sms) / rows[:, 4:5]
         solution, *_ = numpy.linalg.lstsq(matrix, numpy.ones(len(rows)), rcond=None)
         if min(solution) <= 0:
             continue
         error = numpy.sum((matrix @ solution - 1) ** 2)
-        if best is None or error < best[0]:
-            best = (error, solution[0], 1e-6 / solution[1], 1e-6 / solution[2], l2)
+        if best is None or error < best[0] * 0.999:
+            best = (error, solution[0], solution[1], 1e-6 / solution[2], 1e-6 / solution[3], l2)
     return best[1:]
 
 
-def errors(rows, found):
-    latency, memory, l2_rate, l2 = found
-    times = columns(rows, l2 * 1e6) @ numpy.array([latency, 1e-6 / memory, 1e-6 / l2_rate])
-    return times / rows[:, 3] - 1
+def errors(rows, found, sms):
+    latency, row, memory, l2_rate, l2 = found
+    known = numpy.array([latency, row, 1e-6 / memory, 1e-6 / l2_rate])
+    return columns(rows, l2 * 1e6, sms) @ known / rows[:, 4] - 1
 
 
-def say(name, found, rows):
-    off = errors(rows, found)
-    print(f"{name:24} latency {found[0]:5.2f} us, memory {found[1]:.2f} TB/s, L2 {found[2]:.2f} "
-          f"TB/s, L2 size {found[3]:g} MB; {len(rows)} steps: error mean {numpy.mean(abs(off)):.1%}, "
-          f"largest {max(abs(off)):.1%}")
+def say(name, found, rows, sms):
+    off = errors(rows, found, sms)
+    print(f"{name:20} latency {found[0]:.2f} us, row {found[1]:.3f} us, memory {found[2]:.2f} TB/s, "
+          f"L2 {found[3]:.2f} TB/s, {found[4]} MB; {len(rows)} steps: error mean "
+          f"{numpy.mean(abs(off)):.1%}, largest {max(abs(off)):.1%}, within 10 %: "
+          f"{numpy.sum(abs(off) <= 0.1)}")
     return off
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results")
+    parser.add_argument("results", nargs="+")
     parser.add_argument("--cells", default="bench/cells/l2.cells")
     parser.add_argument("--route", default="balanced")
+    parser.add_argument("--sms", type=int, default=132)
     args = parser.parse_args()
-    shapes, names, rows = geometry(args.cells), [], []
-    for row in result_files.read(args.results):
+    shapes, times = geometry(args.cells), {}
+    for row in (row for path in args.results for row in result_files.read(path)):
         time = result_files.number(row, "gpu_us")
-        if row["route"] == args.route and row["cell"] in shapes and time:
-            names.append(row["cell"])
-            rows.append((*shapes[row["cell"]], time))
+        shape = shapes.get(row["cell"]) or named(row["cell"])
+        if row["route"] == args.route and shape and time:
+            times.setdefault(row["cell"], (*shape, time))  # hnd comes first where there are more
+    names, rows = list(times), list(times.values())
     if len(rows) < 20:
         sys.exit(f"fit_l2: {len(rows)} steps of route {args.route}, at least 20 are needed")
     rows = numpy.array(rows, dtype=float)
     for name, fitted, checked in (("fit even, check odd", rows[0::2], rows[1::2]),
                                   ("fit odd, check even", rows[1::2], rows[0::2])):
-        say(name, fit(fitted), checked)
-    off = say("all", fit(rows), rows)
+        say(name, fit(fitted, args.sms), checked, args.sms)
+    off = say("all", fit(rows, args.sms), rows, args.sms)
     for name, row, error in zip(names, rows, off):
-        print(f"  {name:18} {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} MB read: "
-              f"{row[3]:7.2f} us, model {error:+.1%}")
+        print(f"  {name:22} {row[3]:4.0f} rows, {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} MB read: "
+              f"{row[4]:7.2f} us, model {error:+.1%}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a step takes on a device, for `pkv bench sched --simulate`. Nothing of it is fitted: the
- * constants are those of a profile, and the model is
+ * What a step takes on a device, for `pkv bench sched --simulate`. The constants are those of a
+ * profile (of "h200" those of attention are fitted, by bench/fit_l2.py), and the model is
  *
  *   decode    step base + max(weights / bandwidth, GEMM flops / GEMM rate) + attention
- *   attention layers * (read latency) + one of
+ *   attention layers * (read latency + row time * rows) + one of
  *     ordinary  max(products / rate, (unique + missed) / bandwidth + hit / L2 rate)
  *               all rows read all their tokens. A token that another row has too is a hit with the
- *               chance min(1, L2 / bytes of one layer's shared tokens), else missed.
+ *               chance min(1, L2 / bytes of one layer's shared tokens), else missed; with no
+ *               more rows than `side_by_side` it is a hit: all read the same part at a time
  *     shared    products / rate + unique / bandwidth: what rows share is read once
  *   prefill   GEMM flops of the new tokens / GEMM rate + their attention products / rate, in the
  *             step, before the decode
@@ -24,6 +25,7 @@ typedef struct sched_device {
   double step_us; /* a step's time apart from weights and attention */
   double gemm_tflops, attention_tflops;
   double cache_gb; /* for the KV cache */
+  double row_us, side_by_side;
 } sched_device;
 
 typedef struct sched_shape {
@@ -39,7 +41,8 @@ typedef enum sched_route { SCHED_ORDINARY = 0, SCHED_SHARED = 1 } sched_route;
 #define SCHED_ROUTES 2
 const char *sched_route_name(int32_t route);
 
-/* "h200", "rtx6000-ada", or a JSON file with the struct's fields. E_FORMAT names the field. */
+/* "h200", "h200-fa3", "rtx6000-ada", or a JSON file with the struct's fields; row_us and
+   side_by_side are 0 where they are not named. E_FORMAT names the field. */
 pkv_status sched_device_load(sched_device *out, const char *name, pkv_error *err);
 
 /* A batch, in tokens of the KV cache. */

@@ -29,7 +29,8 @@
   "ttft_p99_s,tpot_p50_ms,tpot_p99_ms,longest_wait_s,jain,hit_rate,rows,total_gb,unique_gb,"       \
   "sched_us_step\n"
 #define SIM_ABOUT                                                                                  \
-  "# Simulated by a cost model that is not fitted: its L2 term has not been checked on a card.\n"
+  "# Simulated. Profile h200: its attention is fitted to steps of route balanced, nothing else "   \
+  "is.\n"
 
 typedef struct bench_sched_options {
   const char *orders, *waiting, *tokens, *groups, *chunk, *csv, *commit;
@@ -63,7 +64,8 @@ static const pkv_option options_table[] = {
     PKV_INT(O, memory, 0, "memory", "MIB", "2048", 1, 1 << 20,
             "most for prompts, and for what cht keeps of them"),
     PKV_FLAG(O, simulate, 0, "simulate", "replay requests on a simulated device instead"),
-    PKV_TEXT(O, profile, 0, "profile", "NAME", "h200", "h200, rtx6000-ada, or a JSON file"),
+    PKV_TEXT(O, profile, 0, "profile", "NAME", "h200",
+             "h200, h200-fa3, rtx6000-ada, or a JSON file"),
     PKV_CHOICE(O, model, 0, "model", model_names, "llama-3-8b", "shape"),
     PKV_TEXT(O, policies, 0, "policy", "LIST", "always", "stop policies, or all"),
     PKV_TEXT(O, routes, 0, "route", "LIST", "ordinary,shared",
@@ -277,8 +279,7 @@ static pkv_status run_simulation(bench_sched *b, pkv_error *err) {
                        .q_explore = o->q_explore,
                        .prior_weight = o->prior_weight,
                        .learner = o->learner};
-  (void)printf("Simulated: %s, %s. A cost model that is not fitted: its L2 term has not been "
-               "checked on a card.\n",
+  (void)printf("Simulated: %s, %s. Of profile h200 attention is fitted, of others nothing is.\n",
                device.name, setup.shape->name);
   for (int32_t g = 0; g < (o->trace != NULL ? 1 : b->groups.count); g++) {
     sched_work work;
@@ -379,11 +380,13 @@ const pkv_command pkv_command_bench_sched = {
         "33).\n\n"
         "--simulate replays requests, drawn or of a trace, through a model of a device: continuous "
         "batching, whole prompts prefilled in the step that admits them, the same result for the "
-        "same seed (but for the scheduler's own measured time in the CSV). The model is not "
-        "fitted: "
-        "compare with what is measured before you believe it. Traces: Mooncake's JSON lines, "
+        "same seed (but for the scheduler's own measured time in the CSV). Of profile h200 "
+        "attention is fitted to measured steps, of the others nothing is: compare with what is "
+        "measured before you believe it. Traces: Mooncake's JSON lines, "
         "Azure's CSV, or prompt_len,decode_len,arrival (ms). A profile is a JSON object: name, "
-        "read_tb_s, read_us, l2_mb, l2_tb_s, step_us, gemm_tflops, attention_tflops, cache_gb.",
+        "read_tb_s, read_us, l2_mb, l2_tb_s, step_us, gemm_tflops, attention_tflops, cache_gb, "
+        "row_us, "
+        "side_by_side.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(bench_sched_options),

@@ -496,7 +496,6 @@ void pkv_cht_view(pkv_sched_view *view, const pkv_sched *s, uint32_t slot) {
   const int32_t levels =
       c->active == 0 ? c->reqs[slot].levels : held_by(c, slot, c->chain, c->active);
   view->shared_tokens = pkv_cht_shared(s, slot, 1);
-  view->twice_tokens = pkv_cht_shared(s, slot, 2);
   view->peers = peers(s, slot, self);
   view->chain_before = pkv_cht_chain(s);
   view->chain_after = tokens_of(s, slot, levels);

@@ -84,8 +84,8 @@ typedef struct pkv_sched_queue {
 
 /* What a request would mean for the batch. */
 typedef struct pkv_sched_view {
-  int32_t shared_tokens, twice_tokens; /* that one active request has, that two have */
-  int32_t chain_before, chain_after;   /* tokens */
+  int32_t shared_tokens;
+  int32_t chain_before, chain_after; /* tokens */
   int32_t sharers, peers;
 } pkv_sched_view;
 

@@ -64,7 +64,7 @@ static bool pays(const pkv_sched *s, const pkv_sched_pick *pick, const pkv_sched
                  uint32_t slot, int64_t page_budget) {
   const int32_t peers = peers_that_fit(s, pick, slot, page_budget), prompt = pick->prompt_tokens;
   const int64_t all = ((int64_t)peers + 1) * prompt;
-  const int32_t read_twice = view->shared_tokens - view->twice_tokens;
+  const int32_t read_twice = view->shared_tokens - pkv_sched_shared(s, slot, 2);
   const pkv_sched_batch present = {s->active, view->chain_before, s->total_tokens, s->unique_tokens,
                                    s->common_tokens};
   const pkv_sched_batch alone = {peers + 1, prompt, all, prompt, peers > 0 ? prompt : 0};

@@ -249,7 +249,6 @@ void pkv_tree_view(pkv_sched_view *view, const pkv_sched *s, uint32_t slot) {
   const int32_t self = s->reqs[slot].place == PKV_SCHED_IS_WAITING, active = all_active(t);
   pkv_tree_spot spot = pkv_tree_look(t, x);
   view->shared_tokens = pkv_tree_shared(s, slot, 1);
-  view->twice_tokens = pkv_tree_shared(s, slot, 2);
   view->peers = peers(s, slot, view->shared_tokens);
   view->chain_before = pkv_tree_chain(s);
   if (active == 0) {

@@ -201,12 +201,12 @@ class Simulation(Sched):
         bounded = self.rows("--simulate", *args, "--bypass-limit", "16")[0]
         self.assertLess(float(unbounded["unique_gb"]), float(bounded["unique_gb"]))
 
-    def test_header_says_that_it_is_not_fitted(self):
+    def test_header_says_what_is_fitted(self):
         code, out, err = pkv(*self.base, "--csv", self.file, "--order", "tree")
         self.assertEqual((code, err), (0, ""))
-        self.assertIn("not fitted", out)
+        self.assertIn("attention is fitted", out)
         with open(self.file, encoding="utf-8") as file:
-            self.assertIn("not fitted", file.read())
+            self.assertIn("attention is fitted", file.read())
 
     def test_refused(self):
         for args in (("--policy", "never"), ("--route", "fast"), ("--prefix", "9-3"),
