@@ -26,7 +26,7 @@ TOKEN = 4096  # bytes of a layer: 8 KV heads of 128, K and V in 2 bytes
 
 
 def geometry(path):
-    """{cell: (total, unique, shared in bytes, rows)} of a cells file with GROUPSxROWSxPREFIX+OWN."""
+    """{cell: (total, unique, shared in bytes, rows)} of a file with GROUPSxROWSxPREFIX+OWN."""
     cells = {}
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -92,8 +92,8 @@ def errors(rows, found, sms):
 
 def say(name, found, rows, sms):
     off = errors(rows, found, sms)
-    print(f"{name:20} latency {found[0]:.2f} us, row {found[1]:.3f} us, memory {found[2]:.2f} TB/s, "
-          f"L2 {found[3]:.2f} TB/s, {found[4]} MB; {len(rows)} steps: error mean "
+    print(f"{name:20} latency {found[0]:.2f} us, row {found[1]:.3f} us, memory {found[2]:.2f} "
+          f"TB/s, L2 {found[3]:.2f} TB/s, {found[4]} MB; {len(rows)} steps: error mean "
           f"{numpy.mean(abs(off)):.1%}, largest {max(abs(off)):.1%}, within 10 %: "
           f"{numpy.sum(abs(off) <= 0.1)}")
     return off
@@ -121,8 +121,8 @@ def main():
         say(name, fit(fitted, args.sms), checked, args.sms)
     off = say("all", fit(rows, args.sms), rows, args.sms)
     for name, row, error in zip(names, rows, off):
-        print(f"  {name:22} {row[3]:4.0f} rows, {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} MB read: "
-              f"{row[4]:7.2f} us, model {error:+.1%}")
+        print(f"  {name:22} {row[3]:4.0f} rows, {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} MB "
+              f"read: {row[4]:7.2f} us, model {error:+.1%}")
 
 
 if __name__ == "__main__":
