@@ -121,8 +121,8 @@ def main():
         say(name, fit(fitted, args.sms), checked, args.sms)
     off = say("all", fit(rows, args.sms), rows, args.sms)
     for name, row, error in zip(names, rows, off):
-        print(f"  {name:22} {row[3]:4.0f} rows, {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} MB "
-              f"read: {row[4]:7.2f} us, model {error:+.1%}")
+        print(f"  {name:22} {row[3]:4.0f} rows, {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} "
+              f"MB read: {row[4]:7.2f} us, model {error:+.1%}")
 
 
 if __name__ == "__main__":

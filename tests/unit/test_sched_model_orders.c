@@ -9,19 +9,25 @@
 
 #include "support/sched_world.h"
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define MANY 200000 /* everything is slower there */
+#else
+#define MANY 1000000
+#endif
+
 static void fcfs(void **state) {
   (void)state;
-  sched_world_run(PKV_SCHED_FCFS, 1, 1000000);
+  sched_world_run(PKV_SCHED_FCFS, 1, MANY);
 }
 
 static void priority(void **state) {
   (void)state;
-  sched_world_run(PKV_SCHED_PRIORITY, 10000, 1000000);
+  sched_world_run(PKV_SCHED_PRIORITY, 10000, MANY);
 }
 
 static void lpm(void **state) {
   (void)state;
-  sched_world_run(PKV_SCHED_LPM, 20000, 1000000);
+  sched_world_run(PKV_SCHED_LPM, 20000, MANY);
 }
 
 int main(void) {
