@@ -83,9 +83,24 @@ def test_fp8_beside_float64(backend):
     check(out, harness.expected(layer, common, fp8.to(torch.bfloat16), q))
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("pages", [0, 4])
+def test_rows_on_one_prefix(backend, rows, pages):
+    """`pages` blocks that all rows share; one row is planned without looking."""
+    harness = Harness(backend, "cuda", 32, 8, 128, blocks=300)
+    layer = harness.layer()
+    builder = harness.builder({"a": layer}, **LIMITS)
+    common = harness.batch([(1000 + 7 * i, 1) for i in range(rows)])
+    common.block_table_tensor[:, :pages] = common.block_table_tensor[0, :pages].clone()
+    _, metadata = harness.run(layer, builder, common, harness.cache())
+    assert metadata.plans[0].shares(rows) == (rows > 1)
+
+
+@pytest.mark.parametrize("pages", [0, 4])
 @pytest.mark.parametrize("overlap", ["0", "1"])
-def test_a_captured_step_serves_other_lengths(backend, overlap, monkeypatch):
-    """Two layers of one plan captured for eight rows; replayed with others, fewer and longer."""
+def test_a_captured_step_serves_other_lengths(backend, overlap, pages, monkeypatch):
+    """Two layers of one plan captured for eight rows; replayed with others, fewer and longer, with
+    and without blocks that all rows share."""
     monkeypatch.setenv("PERSISTENTKV_VLLM_OVERLAP", overlap)
     harness = Harness(backend, "cuda", 32, 8, 128, blocks=300)
     layers = {"a": harness.layer(), "b": harness.layer()}
@@ -111,6 +126,7 @@ def test_a_captured_step_serves_other_lengths(backend, overlap, monkeypatch):
 
     for rows in ([(100, 1)] * 8, [(7000, 1), (1, 1), (64, 1)], [(n, 1) for n in range(1, 9)]):
         now = harness.batch(rows, padded=8 - len(rows))
+        now.block_table_tensor[:, :pages] = now.block_table_tensor[0, :pages].clone()
         # The engine's buffers keep their place: what changes is what lies in them.
         common.seq_lens.copy_(now.seq_lens)
         common.block_table_tensor.zero_()
