@@ -115,7 +115,7 @@ class Ours(Contender):
 
     def overlap(self, on):
         """Whether launches from now on may begin before the one ahead of them has ended."""
-        self.library.dll.pkv_device_plan_set_overlap(self.plan_handle, int(on))
+        self.library.dll.pkv_device_plan_set_overlap(self.plan_handle, 2 * int(on))
 
     def close(self):
         self.library.dll.pkv_device_plan_destroy(self.plan_handle)

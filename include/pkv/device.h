@@ -84,9 +84,10 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_fault(int32_t *row, pkv_device
 /*
  * 1: a `balanced` launch may begin while the kernel ahead of it in the stream is still ending, and
  * reads plan and block table by then (1 to 2 us a layer less on sm_90). For layers of one step: the
- * kernel ahead must not be the one that writes the block table. The first launch after a build or
- * an
- * upload always waits. 0 (default): every launch waits.
+ * kernel ahead must not be the one that writes the block table. 2: it reads all tokens but each
+ * row's last q_len by then, too (mostly another 0.5 to 2 us): the kernel ahead must write none of
+ * these.
+ * The first launch after a build or an upload always waits. 0 (default): every launch waits.
  */
 PKV_API void pkv_device_plan_set_overlap(pkv_device_plan *plan, int32_t overlap);
 /* The seed's routes: 1 = the last task of a segment merges, without a second launch. */

@@ -168,7 +168,7 @@ void pkv_device_plan_set_fused(pkv_device_plan *plan, int32_t fused) {
 }
 
 void pkv_device_plan_set_overlap(pkv_device_plan *plan, int32_t overlap) {
-  if (plan) plan->overlap = overlap != 0;
+  if (plan) plan->overlap = overlap < 0 ? 0 : overlap > 2 ? 2 : overlap;
 }
 
 pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows, const int32_t *seq_len,

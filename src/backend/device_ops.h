@@ -28,7 +28,8 @@ struct pkv_device_plan {
   pkv_plan_options options; /* parts resolved */
   pkv_dtype kv_dtype;
   pkv_device_limits limits;
-  int32_t fused_merge, overlap;
+  int32_t fused_merge;
+  int32_t overlap; /* 0, 1, 2: pkv_device_plan_set_overlap */
   int32_t tiles, tile_rows; /* of a segment's query rows, that a CTA takes together */
   int32_t stages;           /* of the kernel's copy ring */
   int32_t clears_slots;     /* slots are emptied by each build and upload */

@@ -81,7 +81,7 @@ static pkv_status attend(bench_device *b, const bench_contender *c, int32_t laye
                          pkv_error *err) {
   const pkv_cache cache = bench_device_batch_cache(&b->d, layer);
   const pkv_attention_args args = bench_device_batch_args(&b->d, &cache);
-  pkv_device_plan_set_overlap(c->plan, overlap);
+  pkv_device_plan_set_overlap(c->plan, overlap ? 2 : 0);
   return pkv_device_attention(b->meter->executor, c->plan, &args, b->meter->stream, err);
 }
 

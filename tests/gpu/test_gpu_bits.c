@@ -66,7 +66,7 @@ static void test_same_plan_same_bits_100_runs(void **state) {
                fused);
       pkv_device_plan_set_fused(plan, fused);
       for (int run = 0; run < runs; run++) {
-        pkv_device_plan_set_overlap(plan, run % 2);
+        pkv_device_plan_set_overlap(plan, run % 3);
         if (run % 10 == 9) gpu_replan(&g, plan, &options[i]);
         gpu_run(&g, plan);
         bits_same(&out, c.out, c.out_bytes, what);

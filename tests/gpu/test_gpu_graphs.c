@@ -36,7 +36,7 @@ static void step_init(step *p, gpu_case *g, const pkv_plan_options *options, con
     pkv_shape shape = attn_case_shape(g->host);
     shape.window = windows[i];
     OK(pkv_device_plan_create(&p->plan[i], gpu, &shape, options, s->kv_dtype, s->rows, limit, err));
-    pkv_device_plan_set_overlap(p->plan[i], 1);
+    pkv_device_plan_set_overlap(p->plan[i], 2);
     OK(pkv_device_alloc(&p->out[i], gpu, g->host->out_bytes, err));
     OK(pkv_device_alloc(&p->lse[i], gpu, g->host->lse_floats * sizeof(float), err));
     p->args[i] = g->args;

@@ -139,7 +139,7 @@ static void batch_init(perf_batch *b, const perf_shape *s, const int32_t *lens, 
   b->args.out = b->out;
   b->args.q_dtype = b->args.out_dtype = PKV_DTYPE_F16;
   OK(pkv_device_plan_create(&b->plan, gpu, &shape, &options, s->kv, rows, longest, err));
-  pkv_device_plan_set_overlap(b->plan, 1);
+  pkv_device_plan_set_overlap(b->plan, 2);
   OK(pkv_device_plan_build(b->plan, rows, b->seq_len, meter->stream, err));
   OK(pkv_device_synchronize(gpu, meter->stream, err));
 }

@@ -76,7 +76,7 @@ static void test_two_streams_two_plans(void **state) {
   (void)state;
   NEED_GPU();
   static const int32_t a[] = {6000, 1, 300, 64}, b[] = {700, 0, 4097, 33, 129, 2500};
-  for (int overlap = 0; overlap < 2; overlap++)
+  for (int overlap = 0; overlap < 3; overlap++)
     for (uint32_t flags = 0; flags <= PKV_PLAN_BATCH_INVARIANT; flags++) {
       lane lanes[2];
       pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;

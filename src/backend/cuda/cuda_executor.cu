@@ -156,9 +156,9 @@ static pkv_status device_build(struct pkv_device_plan *plan, int32_t max_seq_len
   const pkv_cuda_workspace workspace = {plan->counters, plan->counter_count,
                                         plan->clears_slots ? plan->slots : NULL,
                                         (int64_t)plan->slot_bytes, plan->fault};
-  const cudaError_t e =
-      pkv_cuda_launch_planner(&plan->header, plan->plan, seq_len, max_seq_len, &workspace,
-                              state_of(plan->executor)->sms, plan->overlap, (cudaStream_t)stream);
+  const cudaError_t e = pkv_cuda_launch_planner(
+      &plan->header, plan->plan, seq_len, max_seq_len, &workspace, state_of(plan->executor)->sms,
+      state_of(plan->executor)->major >= 9, (cudaStream_t)stream);
   return launched(plan->executor, e, "planner", (cudaStream_t)stream, err);
 }
 
@@ -270,6 +270,7 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.tile_rows = plan->tile_rows;
   p.stages = plan->stages;
   p.wait_first = plan->fresh;
+  p.wait_tokens = plan->overlap < 2;
   p.page_shift = log2_of(h->page_tokens);
   p.aligned = multiples_of_16(&a->cache);
   p.runs = p.aligned && p.page_shift >= 4 && a->cache.head_dim == ops->head_dim;
@@ -389,8 +390,10 @@ static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_atten
     return run_shared(plan, a, &p, (cudaStream_t)stream, err);
   if (plan->header.route != PKV_ROUTE_BALANCED)
     return run_launches(plan, ops, p, (cudaStream_t)stream, err);
+  /* a launch that waits for the kernel ahead before it reads anything may always begin early */
+  const int32_t dependent = state_of(plan->executor)->major >= 9 && (plan->overlap || p.wait_first);
   const cudaError_t e = ops->launch(is_plain(&p) ? PKV_CUDA_DECODE_PLAIN : PKV_CUDA_DECODE, &p,
-                                    plan->header.parts, plan->overlap, (cudaStream_t)stream);
+                                    plan->header.parts, dependent, (cudaStream_t)stream);
   plan->fresh = 0;
   return launched(plan->executor, e, "decode", (cudaStream_t)stream, err);
 }

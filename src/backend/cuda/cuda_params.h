@@ -32,7 +32,7 @@ typedef struct pkv_cuda_decode_params {
   const int32_t *block_table; /* [rows, block_table_stride] */
   int64_t block_table_stride;
   int32_t max_pages; /* entries of a row that may be read */
-  const void *q; /* [rows * q_len, query_heads, head_dim] */
+  const void *q;     /* [rows * q_len, query_heads, head_dim] */
   void *out;
   float *lse; /* or NULL */
   int64_t q_token_stride, q_head_stride, out_token_stride, out_head_stride, lse_token_stride;
@@ -55,6 +55,7 @@ typedef struct pkv_cuda_decode_params {
   int32_t tile_rows;                        /* 8 or 16 */
   int32_t stages;                           /* of the copy ring */
   int32_t wait_first;  /* the plan is made by the kernel ahead: read nothing before it has ended */
+  int32_t wait_tokens; /* read no K and V before the kernel ahead has ended */
   int32_t page_shift;  /* log2(page_tokens), or -1 */
   int32_t aligned;     /* every K and V address that is read is a multiple of 16 bytes */
   int32_t runs;        /* and 16 tokens from a multiple of 16 lie on one page, head_dim unpadded */

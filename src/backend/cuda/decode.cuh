@@ -11,8 +11,9 @@
  *
  * Copies run ahead across pieces: the ring is refilled from a second walk some steps in
  * front of the arithmetic; page ids, the next piece's query and the next row's length are on their
- * way before they are needed, so that a short row costs no bubble. The first query goes out before
- * the first pages: behind the 26 MB that all rings ask for at once it would wait 5 us.
+ * way before they are needed, so that a short row costs no bubble. A launch that waits for the
+ * kernel ahead asks for its first query before the first pages: behind the 26 MB that all rings ask
+ * for at once it would wait 5 us. One that overlaps it fills its ring with old tokens meanwhile.
  *
  * Shared memory: 4 warps x stages x (K and V of 16 tokens), swizzled against bank conflicts, plus
  * the exchange. Bytes read a token and KV head: 2 * head_dim * element bytes.
@@ -61,6 +62,10 @@ template <typename KV, int HD, typename Walk = pkv_walk> struct pkv_feed {
     walk = from;
     skip(p, work);
     fetch(p, warp, lane);
+  }
+  /* Whether the next step holds no token that the kernel ahead may still be writing. */
+  template <typename P> __device__ __forceinline__ bool is_old(const P &p) const {
+    return pkv_runs(p) && walk.row >= 0 && walk.at + PKV_STEP_TOKENS <= walk.len - pkv_q_len(p);
   }
   template <typename P> __device__ __forceinline__ void fetch(const P &p, int warp, int lane) {
     pages = pkv_fetch_pages(walk, p, warp, lane);
@@ -216,7 +221,8 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
   x.init(memory + PKV_WARPS * ring_bytes, rows, invariant);
   __syncthreads();
 
-  if (p.wait_first) pkv_grid_wait();
+  bool waited = p.wait_first;
+  if (waited) pkv_grid_wait();
   pkv_work work;
   work.begin = p.cursors[blockIdx.x];
   work.end = p.cursors[blockIdx.x + 1];
@@ -225,15 +231,22 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
   pkv_walk_start(piece.walk, p, work);
   feed.start(piece.walk, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * ring_bytes),
              warp, lane);
-  /* Before this line only plan and table are read: where launches overlap, the kernel ahead may
-     still be writing q and the newest page. */
-  if (!p.wait_first) pkv_grid_wait();
-  pkv_grid_release();
-  piece.q.start(p, piece.walk, tile, lane);
+  if (waited) {
+    pkv_grid_release();
+    piece.q.start(p, piece.walk, tile, lane);
+  }
 
   bool open = false;
   int slot = 0, filling = p.stages - 1, units_begin = 0, units_end = 0;
   for (;;) {
+    /* Before this only plan, table and old tokens are read: where launches overlap, the kernel
+       ahead may still be writing q and the newest tokens. */
+    if (!waited && (filling == 0 || p.wait_tokens || !feed.is_old(p))) {
+      pkv_grid_wait();
+      pkv_grid_release();
+      piece.q.start(p, piece.walk, tile, lane);
+      waited = true;
+    }
     /* What is complete goes out, and the next piece comes in. */
     while (filling == 0 && (!open || piece.walk.at >= piece.until)) {
       if (open) {

@@ -8,6 +8,10 @@
  * over what), with a search between them; then the image of the plan goes out in one copy. More
  * rows go through the plan in global memory, by the same code. The other CTAs empty the workspace,
  * so that an aborted launch cannot poison the next step.
+ *
+ * Most plans take a quick way, planner_quick: where 31 bits hold the sum of costs, sums and
+ * divisions are of 32 bits, a warp knows its cuts' neighbours without asking others, and five
+ * barriers are left. What follows may be launched at once, and waits for the grid's end.
  */
 #include "backend/cuda/cuda_launch.h"
 #include "backend/cuda/launch_kernel.cuh"
@@ -194,11 +198,244 @@ static __global__ void __launch_bounds__(PLANNER_THREADS)
     ((uint4 *)a.plan)[i] = ((const uint4 *)image)[i];
 }
 
+/* ------------------------------------------------------------------------------------------
+ * The quick way: sums of 31 bits, tiles of 64 tokens, not batch-invariant
+ * ---------------------------------------------------------------------------------------- */
+
+#define QUICK_ROWS_A_THREAD 4
+#define QUICK_CUTS          30 /* a warp's: its first and last lane have the cursors beside them */
+
+static __device__ __forceinline__ uint32_t scan_warp(uint32_t x, int lane) {
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const uint32_t other = __shfl_up_sync(0xffffffffu, x, i);
+    if (lane >= i) x += other;
+  }
+  return x;
+}
+
+/* `inclusive` of this warp's lanes becomes that of all warps, whose sums lie in `sums`. */
+static __device__ __forceinline__ uint32_t scan_warps(uint32_t *inclusive, const uint32_t *sums,
+                                                      int warps, int warp, int lane) {
+  const uint32_t all = scan_warp(lane < warps ? sums[lane] : 0, lane);
+  const uint32_t before = __shfl_sync(0xffffffffu, all, max(warp - 1, 0));
+  if (warp > 0) *inclusive += before;
+  return __shfl_sync(0xffffffffu, all, 31);
+}
+
+static __device__ __forceinline__ uint32_t quick_units(const struct pkv_plan &h, int32_t len) {
+  const int32_t first = h.window > 0 ? max(0, len - h.q_len + 1 - h.window) : 0;
+  return (((uint32_t)len + 63) >> 6) - ((uint32_t)first >> 6);
+}
+
+static __device__ __forceinline__ uint32_t quick_segment(const struct pkv_plan &h, int32_t len) {
+  return h.segment_cost + quick_units(h, len) * h.unit_cost;
+}
+
+/* The warps that cut meet; the others are copying. */
+static __device__ __forceinline__ void cutters_meet(int cutters) {
+  asm volatile("bar.sync 1, %0;\n" ::"r"(cutters * 32) : "memory");
+}
+
+static __device__ __forceinline__ void copy_out(void *plan, const unsigned char *image,
+                                                int64_t from, int64_t to, int thread, int threads) {
+#pragma unroll 1
+  for (int i = (int)from / 16 + thread; i < (int)to / 16; i += threads)
+    ((uint4 *)plan)[i] = ((const uint4 *)image)[i];
+}
+
+static __device__ __forceinline__ void prefetch_l2(const void *at) {
+  asm volatile("prefetch.global.L2 [%0];\n" ::"l"(at));
+}
+
+/* Lengths and prefix sums into the image; returns the total. Ends with a barrier. */
+static __device__ __forceinline__ uint32_t quick_rows(const planner_args &a, unsigned char *image,
+                                                      int warp, int lane) {
+  __shared__ uint32_t sums[32];
+  const struct pkv_plan &h = a.header;
+  int32_t *seq_len = (int32_t *)(image + h.seq_len_at);
+  uint2 *row_cost = (uint2 *)(image + h.row_cost_at);
+  const int threads = blockDim.x, each = (h.rows + threads - 1) / threads;
+  int32_t len[QUICK_ROWS_A_THREAD];
+#pragma unroll
+  for (int i = 0; i < QUICK_ROWS_A_THREAD; ++i) {
+    const int row = threadIdx.x + i * threads;
+    len[i] = 0;
+    if (row < h.rows) len[i] = __ldcg(a.seq_len + row);
+  }
+#pragma unroll
+  for (int i = 0; i < QUICK_ROWS_A_THREAD; ++i) {
+    const int row = threadIdx.x + i * threads;
+    if (row < h.rows) seq_len[row] = min(max(0, len[i]), a.max_seq_len);
+  }
+  if (each > 1) __syncthreads();
+  const int from = min(h.rows, (int)threadIdx.x * each), to = min(h.rows, from + each);
+  uint32_t sum = 0;
+#pragma unroll 1
+  for (int row = from; row < to; ++row) {
+    row_cost[row] = make_uint2(sum, 0);
+    sum += (uint32_t)h.kv_heads * quick_segment(h, seq_len[row]);
+  }
+  uint32_t inclusive = scan_warp(sum, lane);
+  if (lane == 31) sums[warp] = inclusive;
+  __syncthreads();
+  const uint32_t total = scan_warps(&inclusive, sums, threads / 32, warp, lane);
+#pragma unroll 1
+  for (int row = from; row < to; ++row)
+    row_cost[row].x += inclusive - sum;
+  if (threadIdx.x == 0) row_cost[h.rows] = make_uint2(total, 0);
+  __syncthreads();
+  return total;
+}
+
+struct quick_cursor {
+  uint32_t row, head, unit;
+};
+
+static __device__ __forceinline__ quick_cursor quick_cut(const struct pkv_plan &h,
+                                                         const unsigned char *image, uint32_t total,
+                                                         int p) {
+  const uint2 *row_cost = (const uint2 *)(image + h.row_cost_at);
+  const int32_t *seq_len = (const int32_t *)(image + h.seq_len_at);
+  const uint32_t parts = (uint32_t)h.parts, each = total / parts;
+  const uint32_t c = p * each + p * (total - each * parts) / parts;
+  int low = 0, high = h.rows;
+#pragma unroll 1
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (row_cost[middle].x <= c)
+      low = middle;
+    else
+      high = middle;
+  }
+  const uint32_t units = quick_units(h, seq_len[low]), in_row = c - row_cost[low].x;
+  const uint32_t segment = h.segment_cost + units * h.unit_cost;
+  uint32_t head = in_row / segment, unit = 0;
+  const int32_t x = (int32_t)(in_row - head * segment - h.segment_cost);
+  if (x > 0) unit = (2 * (uint32_t)x + h.unit_cost) / (2 * h.unit_cost);
+  if (unit > 0 && unit == units) {
+    unit = 0;
+    ++head;
+  }
+  if (head == (uint32_t)h.kv_heads) return {(uint32_t)low + 1, 0, unit};
+  return {(uint32_t)low, head, unit};
+}
+
+/* Cursors, merges and header, to the image and from there to the plan. The warps that cut. */
+static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigned char *image,
+                                                  uint32_t total, int cutters, int warp, int lane) {
+  __shared__ uint32_t sums[32];
+  const struct pkv_plan &h = a.header;
+  pkv_plan_merge *merges = (pkv_plan_merge *)(image + h.merges_at);
+  const int p = warp * QUICK_CUTS + lane;
+  quick_cursor c = {0, 0, 0};
+  if (p >= h.parts)
+    c.row = (uint32_t)h.rows;
+  else if (p > 0)
+    c = quick_cut(h, image, total, p);
+  const uint32_t key = c.row * (uint32_t)h.kv_heads + c.head;
+  const bool same = __shfl_up_sync(0xffffffffu, key, 1) == key;
+  const bool last = __shfl_down_sync(0xffffffffu, key, 1) != key;
+  const uint32_t unit_before = __shfl_up_sync(0xffffffffu, c.unit, 1);
+  const bool mine = lane > 0 && lane < 31 && p < h.parts && c.unit > 0;
+  const bool cut = mine && !(same && unit_before == c.unit);
+  const bool opens = cut && !(same && unit_before > 0);
+  uint32_t sum = scan_warp((cut ? 1u : 0u) + (opens ? 0x10000u : 0u), lane);
+  if (lane == 31) sums[warp] = sum;
+  cutters_meet(cutters);
+  const uint32_t all = scan_warps(&sum, sums, cutters, warp, lane);
+  const int cuts = (int)(sum & 0xffff), segments = (int)(sum >> 16);
+  const int merge = c.unit > 0 ? segments - 1 : -1;
+  const int slot = c.unit > 0 ? cuts + segments - 1 : -1;
+  if ((lane > 0 && lane < 31 && p <= h.parts) || p == 0 || p == h.parts) {
+    int2 *out = (int2 *)(image + h.cursors_at) + p * 3;
+    const int length =
+        c.row < (uint32_t)h.rows ? ((const int32_t *)(image + h.seq_len_at))[c.row] : 0;
+    out[0] = make_int2((int)c.row, (int)c.head);
+    out[1] = make_int2((int)c.unit, slot);
+    out[2] = make_int2(merge, length);
+  }
+  if (opens) merges[merge].first_slot = slot - 1;
+  const int used = (int)(all >> 16);
+  if (threadIdx.x == 0) {
+    struct pkv_plan *to = (struct pkv_plan *)image;
+    to->total_cost = total;
+    to->merges = used;
+    to->slots = (int)(all & 0xffff) + used;
+    to->workspace_bytes = (used * 4 + 63) / 64 * 64 + to->slots * pkv_plan_slot_bytes(&h);
+  }
+  cutters_meet(cutters);
+  const int thread = threadIdx.x, threads = cutters * 32;
+  int4 *merges_out = (int4 *)((unsigned char *)a.plan + h.merges_at);
+  if (mine && last) {
+    const int first = merges[merge].first_slot;
+    merges_out[merge] = make_int4((int)c.row, (int)c.head, first, slot - first + 1);
+  }
+#pragma unroll 1
+  for (int i = used + thread; i < h.parts - 1; i += threads)
+    merges_out[i] = make_int4(0, 0, 0, 0);
+  copy_out(a.plan, image, 0, h.seq_len_at, thread, threads);
+  copy_out(a.plan, image, h.cursors_at, h.merges_at, thread, threads);
+  copy_out(a.plan, image, h.merges_at + (h.parts - 1) * 16, h.plan_bytes, thread, threads);
+}
+
+static __global__ void __launch_bounds__(PLANNER_THREADS)
+    planner_quick(const __grid_constant__ planner_args a) {
+  extern __shared__ __align__(16) unsigned char image[];
+  const struct pkv_plan &h = a.header;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, threads = blockDim.x;
+  if (blockIdx.x > 0) {
+    pkv_grid_wait();
+    pkv_grid_release();
+    fill(a.workspace.slots, a.workspace.slot_bytes, PKV_CUDA_EMPTY,
+         (blockIdx.x - 1) * threads + threadIdx.x, (int64_t)(gridDim.x - 1) * threads);
+    return;
+  }
+  fill(image, h.plan_bytes, 0, threadIdx.x, threads);
+  if ((int)threadIdx.x * 32 < h.rows) prefetch_l2(a.seq_len + threadIdx.x * 32);
+  __syncthreads();
+  if (threadIdx.x < sizeof h / 4)
+    ((uint32_t *)image)[threadIdx.x] = ((const uint32_t *)&h)[threadIdx.x];
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    ((struct pkv_plan *)image)->launches = 1;
+    *(pkv_plan_launch *)(image + h.launches_at) = {PKV_LAUNCH_FUSED, 0, h.parts, 0};
+  }
+  pkv_grid_wait();
+  pkv_grid_release(); /* what comes next may be launched, and waits for this grid's end */
+  const int cutters = h.parts / QUICK_CUTS + 1;
+  const uint32_t total = quick_rows(a, image, warp, lane);
+  if (warp < cutters) {
+    quick_cuts(a, image, total, cutters, warp, lane);
+    return;
+  }
+  const int thread = threadIdx.x - cutters * 32, helpers = threads - cutters * 32;
+  copy_out(a.plan, image, h.seq_len_at, h.cursors_at, thread, helpers);
+  fill(a.workspace.counters, a.workspace.counter_count * 4, 0, thread, helpers);
+  if (thread == 0) *a.workspace.fault = 0;
+}
+
 /* Shared memory for a plan: what the smallest target has, the sums' own left aside. */
 static const int image_limit = 88 * 1024;
 
 extern "C" cudaError_t pkv_cuda_planner_prepare(void) {
-  return cudaFuncSetAttribute(planner, cudaFuncAttributeMaxDynamicSharedMemorySize, image_limit);
+  const cudaError_t e =
+      cudaFuncSetAttribute(planner, cudaFuncAttributeMaxDynamicSharedMemorySize, image_limit);
+  if (e != cudaSuccess) return e;
+  return cudaFuncSetAttribute(planner_quick, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              image_limit);
+}
+
+/* Whether the quick way takes this plan; the threads of a CTA. */
+static bool is_quick(int *threads, const struct pkv_plan *h, int32_t max_seq_len) {
+  const int64_t units = ((int64_t)max_seq_len + 63) / 64;
+  const double most =
+      (double)h->rows * h->kv_heads * (h->segment_cost + (double)units * h->unit_cost);
+  const int cutters = h->parts / QUICK_CUTS + 1;
+  *threads = h->rows <= 512 ? 512 : PLANNER_THREADS;
+  return h->rows > 0 && !(h->flags & PKV_PLAN_BATCH_INVARIANT) && h->unit_tokens == 64 &&
+         most < 0x7fffffff && (double)units * 2 * h->unit_cost < 0x7fffffff &&
+         cutters < *threads / 32;
 }
 
 extern "C" cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, void *plan,
@@ -209,7 +446,10 @@ extern "C" cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, vo
   planner_args args = {*header,  (struct pkv_plan *)plan, seq_len, max_seq_len, *workspace,
                        in_shared};
   void *arguments[] = {&args};
-  return pkv_cuda_launch_kernel((const void *)planner, dim3(workspace->slots ? (unsigned)sms : 1),
-                                PLANNER_THREADS, in_shared ? (size_t)header->plan_bytes : 0,
-                                dependent, arguments, stream);
+  int threads;
+  const bool quick = is_quick(&threads, header, max_seq_len) && in_shared;
+  return pkv_cuda_launch_kernel(
+      quick ? (const void *)planner_quick : (const void *)planner,
+      dim3(workspace->slots ? (unsigned)sms : 1), (unsigned)(quick ? threads : PLANNER_THREADS),
+      in_shared ? (size_t)header->plan_bytes : 0, dependent, arguments, stream);
 }
