@@ -11,9 +11,12 @@
 #define LEAST_LAYERS 4
 #define HOLE_EVERY   16
 
-/* Page `id` of the batch in the pool. */
 static int64_t page_in_pool(int64_t id) {
   return id + id / HOLE_EVERY;
+}
+
+int32_t bench_page_in_pool(int32_t id) {
+  return (int32_t)page_in_pool(id);
 }
 
 static int32_t first_seen(const pkv_shape *shape, int32_t length) {

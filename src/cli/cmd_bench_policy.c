@@ -29,7 +29,7 @@ static const char *const policy_names[POLICIES] = {"static", "roofline, seed's",
                                                    "calibrated", "calibrated, seed's"};
 
 typedef struct policy_options {
-  const char *profile, *csv, *commit;
+  const char *profile, *csv, *commit, *flashinfer;
   int32_t device, threads, steps, seeds, divide, repeats, memory_mib, layers, cpu_time, most_rows;
 } policy_options;
 
@@ -49,6 +49,8 @@ static const pkv_option options_table[] = {
             "for K and V; 0 = 4096, GPU three quarters of what is free"),
     PKV_FLAG(O, cpu_time, 0, "cpu-time",
              "CPU time over threads instead of the clock, for a busy machine"),
+    PKV_TEXT(O, flashinfer, 0, "flashinfer", "FILE", NULL,
+             "FlashInfer's kernels (GPU); default: pkv_flashinfer.so beside the program"),
     PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "write a row for each batch and route"),
     PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
 };
@@ -296,7 +298,8 @@ static pkv_status prepare(policy_bench *b, pkv_error *err) {
                                  .most_tokens = 64 * 65536 / b->divide,
                                  .shape = b->file.model.shape,
                                  .kv_dtype = b->file.model.kv_dtype,
-                                 .cpu_time = o->cpu_time != 0};
+                                 .cpu_time = o->cpu_time != 0,
+                                 .flashinfer = o->flashinfer};
   PKV_TRY(route_times_open(&b->times, &t, err));
   PKV_CHECK(err, strcmp(b->times.device, b->file.model.device) == 0, PKV_E_INVALID,
             "the profile is of '%s', this is '%s'", b->file.model.device, b->times.device);
@@ -325,7 +328,7 @@ static int run(const pkv_cli *cli, const void *options) {
   b.seed_device = (pkv_profile)PKV_PROFILE_INIT;
   pkv_status status = prepare(&b, &err);
   if (status == PKV_OK) status = measure(&b, &err);
-  if (status == PKV_OK) print_all(&b);
+  if (b.count > 0 && (status == PKV_OK || pkv_cli_interrupted())) print_all(&b);
   if (b.csv && fclose(b.csv) != 0 && status == PKV_OK)
     status = PKV_FAIL(&err, PKV_E_IO, "cannot write %s", b.o->csv);
   pkv_free(&a, b.points, MOST_POINTS * sizeof *b.points);

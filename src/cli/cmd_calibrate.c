@@ -25,7 +25,7 @@ static const char *const device_choices[] = {"cpu", "cuda", NULL};
 static const char *const dtype_choices[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
 
 typedef struct calibrate_options {
-  const char *out;
+  const char *out, *flashinfer;
   int32_t device, dtype, threads, query_heads, kv_heads, head_dim, page_tokens;
   int32_t batches, repeats, memory_mib, cpu_time;
   int64_t tokens;
@@ -49,6 +49,8 @@ static const pkv_option options_table[] = {
             "for K and V; 0 = 4096, GPU three quarters of what is free"),
     PKV_FLAG(O, cpu_time, 0, "cpu-time",
              "CPU time over threads instead of the clock, for a busy machine"),
+    PKV_TEXT(O, flashinfer, 0, "flashinfer", "FILE", NULL,
+             "FlashInfer's kernels (GPU); default: pkv_flashinfer.so beside the program"),
 };
 #undef O
 
@@ -220,6 +222,7 @@ static int run(const pkv_cli *cli, const void *options) {
                            .memory_mib = o->memory_mib,
                            .most_tokens = c.tokens,
                            .cpu_time = o->cpu_time != 0,
+                           .flashinfer = o->flashinfer,
                            .shape = PKV_SHAPE_INIT,
                            .kv_dtype = (pkv_dtype)o->dtype};
   t.shape.query_heads = o->query_heads;

@@ -2,12 +2,14 @@
 /* route_times on a GPU: sections of one graph, as in bench_device.c. */
 #include "cli/route_times.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "cli/bench_device_batch.h"
+#include "measure/flashinfer_load.h"
 
 #define WARMUPS    2
 #define MOST_CALLS 24 /* layers of a section */
@@ -19,12 +21,14 @@ typedef struct device_route {
   bool in; /* takes this batch */
   pkv_plan_options options;
   pkv_device_plan *plan;
+  pkv_flashinfer *flashinfer;
   void *host_plan; /* of the seed's routes; shared: for its counters */
   size_t host_bytes;
 } device_route;
 
 typedef struct device_times {
   pkv_meter *meter;
+  const pkv_flashinfer_api *flashinfer; /* or NULL */
   bench_device_pool pool;
   bench_options fake;
   bench_frame frame;
@@ -45,11 +49,20 @@ static bool plans_on_device(int32_t kind) {
   return kind == PKV_ROUTE_BALANCED || kind == PKV_ROUTE_SHARED;
 }
 
+static bool is_flashinfer(int32_t kind) {
+  return kind == PKV_ROUTE_FLASHINFER || kind == PKV_COST_FLASHINFER_CORES;
+}
+
 static pkv_status make_plan(route_times *t, int32_t kind, pkv_error *err) {
   device_times *g = t->state;
   device_route *r = &g->route[kind];
   const bench_batch *batch = g->d.batch;
   const pkv_plan *plan;
+  if (is_flashinfer(kind)) {
+    const char *why = g->flashinfer->plan(r->flashinfer, batch->lengths, g->meter->stream);
+    PKV_CHECK(err, why == NULL, PKV_E_DEVICE, "%s: plan: %s", pkv_cost_kind_name(kind), why);
+    return PKV_OK;
+  }
   if (kind == PKV_ROUTE_BALANCED)
     return pkv_device_plan_build(r->plan, batch->rows, g->d.seq_len, g->meter->stream, err);
   if (kind == PKV_ROUTE_SHARED) {
@@ -69,6 +82,19 @@ static pkv_status attend(route_times *t, int32_t kind, int32_t layer, bool overl
   device_times *g = t->state;
   const pkv_cache cache = bench_device_batch_cache(&g->d, layer);
   const pkv_attention_args args = bench_device_batch_args(&g->d, &cache);
+  if (is_flashinfer(kind)) {
+    const pkv_flashinfer_call call = {.q = args.q,
+                                      .out = args.out,
+                                      .k = cache.k,
+                                      .v = cache.v,
+                                      .page_stride = cache.k_page_stride,
+                                      .token_stride = cache.k_token_stride,
+                                      .head_stride = cache.k_head_stride,
+                                      .scale = 1.0f / sqrtf((float)cache.head_dim)};
+    const char *why = g->flashinfer->run(g->route[kind].flashinfer, &call, g->meter->stream);
+    PKV_CHECK(err, why == NULL, PKV_E_DEVICE, "%s: %s", pkv_cost_kind_name(kind), why);
+    return PKV_OK;
+  }
   pkv_device_plan_set_overlap(g->route[kind].plan, overlap);
   return pkv_device_attention(g->meter->executor, g->route[kind].plan, &args, g->meter->stream,
                               err);
@@ -81,6 +107,34 @@ static pkv_status do_work(void *ctx, int32_t call, pkv_error *err) {
   return attend(w->t, w->kind, call % g->d.layers, call > 0, err);
 }
 
+/* The pages of all rows, one after another, as FlashInfer takes them: made once, not timed. */
+static pkv_status open_flashinfer(route_times *t, int32_t kind, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  device_times *g = t->state;
+  device_route *r = &g->route[kind];
+  const bench_batch *b = g->d.batch;
+  const int32_t tokens = t->o.shape.page_tokens;
+  const size_t bytes = (size_t)b->rows * (size_t)b->max_pages * sizeof(int32_t);
+  const pkv_flashinfer_shape shape = {.tensor_cores = kind == PKV_ROUTE_FLASHINFER,
+                                      .query_heads = t->o.shape.query_heads,
+                                      .kv_heads = t->o.shape.kv_heads,
+                                      .head_dim = t->o.shape.head_dim,
+                                      .page_tokens = tokens,
+                                      .rows = b->rows};
+  int32_t *ids = pkv_alloc(&a, bytes);
+  int64_t count = 0;
+  PKV_CHECK(err, ids, PKV_E_NOMEM, "no memory for %zu bytes of pages", bytes);
+  for (int32_t row = 0; row < b->rows; row++)
+    for (int32_t p = 0; p < (b->lengths[row] + tokens - 1) / tokens; p++)
+      ids[count++] = bench_page_in_pool(b->ids[(int64_t)row * b->max_pages + p]);
+  const char *why = g->flashinfer->create(&r->flashinfer, &shape);
+  r->in = why == NULL; /* else: no kernel for the shape, or no memory */
+  if (r->in) why = g->flashinfer->pages(r->flashinfer, ids, count);
+  pkv_free(&a, ids, bytes);
+  PKV_CHECK(err, !r->in || why == NULL, PKV_E_DEVICE, "%s: %s", pkv_cost_kind_name(kind), why);
+  return r->in ? make_plan(t, kind, err) : PKV_OK;
+}
+
 /* The plan of one kind and, by the host, its counters. in = false where the kind refuses. */
 static pkv_status open_route(route_times *t, int32_t kind, route_time *time, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
@@ -89,6 +143,7 @@ static pkv_status open_route(route_times *t, int32_t kind, route_time *time, pkv
   const bench_batch *batch = g->d.batch;
   const pkv_plan *plan;
   size_t workspace;
+  if (is_flashinfer(kind)) return open_flashinfer(t, kind, err);
   PKV_TRY(route_plan_options(&r->options, t, kind, batch, err));
   if (kind == PKV_ROUTE_BALANCED) r->options.parts = t->bare.parts;
   pkv_error why = {PKV_OK, NULL, {0}};
@@ -204,6 +259,7 @@ static void close_batch(device_times *g) {
   for (int32_t kind = 0; kind < PKV_COST_KINDS; kind++) {
     device_route *r = &g->route[kind];
     pkv_device_plan_destroy(r->plan);
+    if (r->flashinfer) g->flashinfer->destroy(r->flashinfer);
     pkv_free(&a, r->host_plan, r->host_bytes);
     memset(r, 0, sizeof *r);
   }
@@ -221,6 +277,7 @@ static pkv_status device_run(route_times *t, route_time *times, const bench_batc
   device_times *g = t->state;
   uint32_t kinds = t->profile.routes;
   if (!route_batch_shares(batch)) kinds &= ~(1u << PKV_ROUTE_SHARED);
+  if (g->flashinfer) kinds |= 1u << PKV_ROUTE_FLASHINFER | 1u << PKV_COST_FLASHINFER_CORES;
   pkv_status status = bench_device_batch_init(&g->d, g->meter, &g->pool, &g->frame, batch, err);
   for (int32_t kind = 1; kind < PKV_COST_KINDS && status == PKV_OK; kind++)
     if (kinds >> kind & 1u) status = open_route(t, kind, &times[kind], err);
@@ -240,6 +297,18 @@ static void device_close(route_times *t) {
 }
 
 static const route_times_ops device_ops = {device_close, device_run};
+
+static void find_flashinfer(route_times *out, device_times *g) {
+  pkv_error why = {PKV_OK, NULL, {0}};
+  const pkv_shape *s = &out->o.shape;
+  if (out->o.kv_dtype != PKV_DTYPE_F16 || s->head_dim != 128 || s->q_len != 1 || s->window != 0)
+    (void)snprintf(out->no_flashinfer, sizeof out->no_flashinfer,
+                   "its kernels are built for f16, head_dim 128 and one query token");
+  else if (pkv_flashinfer_load(&g->flashinfer, out->o.flashinfer, &why) != PKV_OK)
+    (void)snprintf(out->no_flashinfer, sizeof out->no_flashinfer, "%s", why.text);
+  else
+    out->profile.routes |= 1u << PKV_ROUTE_FLASHINFER;
+}
 
 pkv_status route_times_open_device(route_times *out, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
@@ -264,6 +333,6 @@ pkv_status route_times_open_device(route_times *out, pkv_error *err) {
   out->profile.min_ctas = out->bare.parts / info->multiprocessors;
   if (out->profile.min_ctas < 1) out->profile.min_ctas = 1;
   out->profile.routes = 0x7eu;
-  (void)snprintf(out->no_flashinfer, sizeof out->no_flashinfer, "not looked for");
+  find_flashinfer(out, g);
   return PKV_OK;
 }

@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * FlashInfer's fa2 decode kernels, on CUDA cores and on tensor cores, with its planners. As its own
+ * Python wrapper calls them: programmatic dependent launch on, no window, no soft cap, no position
+ * encoding; plans without the graph mode's padding, since a plan is captured for its own lengths.
+ */
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <flashinfer/utils.cuh>
+
+/* Kernels for these group sizes only: each one more is a minute of compiling. */
+#undef DISPATCH_GQA_GROUP_SIZE
+#define DISPATCH_GQA_GROUP_SIZE(group_size, GROUP_SIZE, ...)                                       \
+  if ((group_size) == 4) {                                                                         \
+    constexpr size_t GROUP_SIZE = 4;                                                               \
+    __VA_ARGS__                                                                                    \
+  } else if ((group_size) == 8) {                                                                  \
+    constexpr size_t GROUP_SIZE = 8;                                                               \
+    __VA_ARGS__                                                                                    \
+  } else if ((group_size) == 1) {                                                                  \
+    constexpr size_t GROUP_SIZE = 1;                                                               \
+    __VA_ARGS__                                                                                    \
+  } else {                                                                                         \
+    FLASHINFER_ERROR("group size");                                                                \
+  }
+
+#include <flashinfer/attention/decode.cuh>
+#include <flashinfer/attention/default_decode_params.cuh>
+#include <flashinfer/attention/default_prefill_params.cuh>
+#include <flashinfer/attention/prefill.cuh>
+#include <flashinfer/attention/scheduler.cuh>
+#include <flashinfer/attention/variants.cuh>
+#include <flashinfer/page.cuh>
+
+#include <vector>
+
+#include "measure/flashinfer_shim.h"
+
+namespace fi = flashinfer;
+
+namespace {
+
+constexpr uint32_t kHeadDim = 128;
+constexpr size_t kFloatBytes = size_t{512} << 20, kIntBytes = size_t{8} << 20;
+constexpr auto kNoRope = fi::PosEncodingMode::kNone;
+
+using Variant = fi::DefaultAttention<false, false, false, false>;
+using DecodeParams = fi::BatchDecodeParams<half, half, half, int32_t>;
+using PrefillParams = fi::BatchPrefillPagedParams<half, half, half, int32_t>;
+using Paged = fi::paged_kv_t<half, int32_t>;
+
+} // namespace
+
+struct pkv_flashinfer {
+  pkv_flashinfer_shape shape;
+  void *float_space, *int_space, *pinned;
+  int32_t *indices, *indptr, *last, *q_indptr;
+  std::vector<int32_t> host_indptr, host_last, host_q;
+  fi::DecodePlanInfo decode;
+  fi::PrefillPlanInfo prefill;
+};
+
+namespace {
+
+const char *text_of(cudaError_t e) {
+  return e == cudaSuccess ? nullptr : cudaGetErrorString(e);
+}
+
+#define TRY_CUDA(call)                                                                             \
+  do {                                                                                             \
+    if (const char *text_ = text_of(call)) return text_;                                           \
+  } while (0)
+
+void destroy(pkv_flashinfer *h) {
+  if (!h) return;
+  void *const blocks[] = {h->float_space, h->int_space, h->indices,
+                          h->indptr,      h->last,      h->q_indptr};
+  for (void *block : blocks)
+    (void)cudaFree(block);
+  (void)cudaFreeHost(h->pinned);
+  delete h;
+}
+
+const char *allocate(pkv_flashinfer *h) {
+  const size_t rows = static_cast<size_t>(h->shape.rows);
+  TRY_CUDA(cudaMalloc(&h->float_space, kFloatBytes));
+  TRY_CUDA(cudaMalloc(&h->int_space, kIntBytes));
+  TRY_CUDA(cudaMallocHost(&h->pinned, kIntBytes));
+  TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->indptr), (rows + 1) * sizeof(int32_t)));
+  TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->q_indptr), (rows + 1) * sizeof(int32_t)));
+  TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->last), rows * sizeof(int32_t)));
+  TRY_CUDA(cudaMemset(h->float_space, 0, kFloatBytes));
+  h->host_indptr.resize(rows + 1);
+  h->host_q.resize(rows + 1);
+  h->host_last.resize(rows);
+  for (size_t row = 0; row <= rows; row++)
+    h->host_q[row] = static_cast<int32_t>(row);
+  return text_of(cudaMemcpy(h->q_indptr, h->host_q.data(), (rows + 1) * sizeof(int32_t),
+                            cudaMemcpyHostToDevice));
+}
+
+const char *create(pkv_flashinfer **out, const pkv_flashinfer_shape *s) {
+  *out = nullptr;
+  if (s->head_dim != static_cast<int32_t>(kHeadDim)) return "head_dim is not 128";
+  const int32_t group = s->query_heads / s->kv_heads;
+  if (s->tensor_cores ? group > 16 : group != 1 && group != 4 && group != 8)
+    return "no kernel for this many query heads a KV head";
+  auto *h = new (std::nothrow) pkv_flashinfer();
+  if (!h) return "out of memory";
+  h->shape = *s;
+  const char *text = allocate(h);
+  if (text)
+    destroy(h);
+  else
+    *out = h;
+  return text;
+}
+
+const char *pages(pkv_flashinfer *h, const int32_t *ids, int64_t count) {
+  (void)cudaFree(h->indices);
+  h->indices = nullptr;
+  const size_t bytes = static_cast<size_t>(count) * sizeof(int32_t);
+  TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->indices), bytes));
+  return text_of(cudaMemcpy(h->indices, ids, bytes, cudaMemcpyHostToDevice));
+}
+
+template <uint32_t GROUP> cudaError_t estimate_and_plan(pkv_flashinfer *h, cudaStream_t stream) {
+  const pkv_flashinfer_shape &s = h->shape;
+  auto estimate = fi::BatchDecodeWithPagedKVCacheWorkEstimationDispatched<GROUP, kHeadDim, kNoRope,
+                                                                          Variant, DecodeParams>;
+  return fi::DecodePlan<kHeadDim, kNoRope, Variant, DecodeParams>(
+      h->float_space, kFloatBytes, h->int_space, h->pinned, kIntBytes, h->decode,
+      h->host_indptr.data(), s.rows, s.query_heads, s.page_tokens, false, stream, estimate);
+}
+
+const char *make_plan(pkv_flashinfer *h, const int32_t *seq_len, cudaStream_t stream) {
+  const pkv_flashinfer_shape &s = h->shape;
+  const size_t rows = static_cast<size_t>(s.rows);
+  for (int32_t row = 0; row < s.rows; row++) {
+    const int32_t count = (seq_len[row] + s.page_tokens - 1) / s.page_tokens;
+    h->host_indptr[row + 1] = h->host_indptr[row] + count;
+    h->host_last[row] = seq_len[row] - (count - 1) * s.page_tokens;
+  }
+  TRY_CUDA(cudaMemcpyAsync(h->indptr, h->host_indptr.data(), (rows + 1) * sizeof(int32_t),
+                           cudaMemcpyHostToDevice, stream));
+  TRY_CUDA(cudaMemcpyAsync(h->last, h->host_last.data(), rows * sizeof(int32_t),
+                           cudaMemcpyHostToDevice, stream));
+  if (s.tensor_cores)
+    return text_of(fi::PrefillPlan<int32_t>(
+        h->float_space, kFloatBytes, h->int_space, h->pinned, kIntBytes, h->prefill,
+        h->host_q.data(), h->host_indptr.data(), s.rows, s.rows, s.query_heads, s.kv_heads,
+        kHeadDim, kHeadDim, s.page_tokens, false, sizeof(half), -1, -1, false, 0, 0, false, stream,
+        sizeof(half)));
+  switch (s.query_heads / s.kv_heads) {
+  case 1:
+    return text_of(estimate_and_plan<1>(h, stream));
+  case 4:
+    return text_of(estimate_and_plan<4>(h, stream));
+  default:
+    return text_of(estimate_and_plan<8>(h, stream));
+  }
+}
+
+const char *plan(pkv_flashinfer *h, const int32_t *seq_len, void *stream) {
+  try {
+    return make_plan(h, seq_len, static_cast<cudaStream_t>(stream));
+  } catch (...) {
+    return "FlashInfer's planner refused";
+  }
+}
+
+Paged paged(const pkv_flashinfer *h, const pkv_flashinfer_call *c) {
+  const pkv_flashinfer_shape &s = h->shape;
+  const bool hnd = c->token_stride < c->head_stride;
+  const int64_t strides[] = {c->page_stride, hnd ? c->head_stride : c->token_stride,
+                             hnd ? c->token_stride : c->head_stride};
+  return Paged(s.kv_heads, s.page_tokens, kHeadDim, s.rows,
+               hnd ? fi::QKVLayout::kHND : fi::QKVLayout::kNHD, static_cast<half *>(c->k),
+               static_cast<half *>(c->v), strides, h->indices, h->indptr, h->last);
+}
+
+template <typename Params>
+void common(Params *p, const pkv_flashinfer *h, const pkv_flashinfer_call *c) {
+  p->q = static_cast<half *>(const_cast<void *>(c->q));
+  p->o = static_cast<half *>(c->out);
+  p->paged_kv = paged(h, c);
+  p->num_qo_heads = h->shape.query_heads;
+  p->q_stride_n = h->shape.query_heads * h->shape.head_dim;
+  p->q_stride_h = h->shape.head_dim;
+  p->window_left = -1;
+  p->sm_scale = c->scale;
+}
+
+template <typename T> T *at(void *base, int64_t offset) {
+  return fi::GetPtrFromBaseOffset<T>(base, offset);
+}
+
+const char *run_cores(pkv_flashinfer *h, const pkv_flashinfer_call *c, cudaStream_t stream) {
+  const fi::DecodePlanInfo &i = h->decode;
+  DecodeParams p;
+  common(&p, h, c);
+  p.request_indices = at<int32_t>(h->int_space, i.request_indices_offset);
+  p.kv_tile_indices = at<int32_t>(h->int_space, i.kv_tile_indices_offset);
+  p.o_indptr = at<int32_t>(h->int_space, i.o_indptr_offset);
+  p.kv_chunk_size_ptr = at<int32_t>(h->int_space, i.kv_chunk_size_ptr_offset);
+  p.padded_batch_size = static_cast<uint32_t>(i.padded_batch_size);
+  half *v = i.split_kv ? at<half>(h->float_space, i.v_offset) : nullptr;
+  float *s = i.split_kv ? at<float>(h->float_space, i.s_offset) : nullptr;
+  return text_of(
+      fi::BatchDecodeWithPagedKVCacheDispatched<kHeadDim, kNoRope, Variant>(p, v, s, true, stream));
+}
+
+const char *run_tensor_cores(pkv_flashinfer *h, const pkv_flashinfer_call *c, cudaStream_t stream) {
+  const fi::PrefillPlanInfo &i = h->prefill;
+  PrefillParams p;
+  common(&p, h, c);
+  if (i.cta_tile_q != 16) return "a tile of query rows that is not 16";
+  p.q_indptr = h->q_indptr;
+  p.group_size = fi::uint_fastdiv(h->shape.query_heads / h->shape.kv_heads);
+  p.request_indices = at<int32_t>(h->int_space, i.request_indices_offset);
+  p.qo_tile_indices = at<int32_t>(h->int_space, i.qo_tile_indices_offset);
+  p.kv_tile_indices = at<int32_t>(h->int_space, i.kv_tile_indices_offset);
+  p.o_indptr = at<int32_t>(h->int_space, i.o_indptr_offset);
+  p.kv_chunk_size_ptr = at<int32_t>(h->int_space, i.kv_chunk_size_ptr_offset);
+  p.padded_batch_size = static_cast<uint32_t>(i.padded_batch_size);
+  p.max_total_num_rows = static_cast<uint32_t>(i.total_num_rows);
+  half *v = nullptr;
+  float *s = nullptr;
+  if (i.split_kv) {
+    p.merge_indptr = at<int32_t>(h->int_space, i.merge_indptr_offset);
+    v = at<half>(h->float_space, i.v_offset);
+    s = at<float>(h->float_space, i.s_offset);
+  }
+  return text_of(
+      fi::BatchPrefillWithPagedKVCacheDispatched<true, 16, kHeadDim, kHeadDim, kNoRope, false,
+                                                 fi::MaskMode::kNone, false, Variant>(p, v, s, true,
+                                                                                      stream));
+}
+
+const char *run(pkv_flashinfer *h, const pkv_flashinfer_call *c, void *stream) {
+  try {
+    return h->shape.tensor_cores ? run_tensor_cores(h, c, static_cast<cudaStream_t>(stream))
+                                 : run_cores(h, c, static_cast<cudaStream_t>(stream));
+  } catch (...) {
+    return "FlashInfer refused the call";
+  }
+}
+
+const pkv_flashinfer_api api = {PKV_FLASHINFER_ABI, create, destroy, pages, plan, run};
+
+} // namespace
+
+extern "C" __attribute__((visibility("default"))) const pkv_flashinfer_api *
+pkv_flashinfer_open(void) {
+  return &api;
+}
