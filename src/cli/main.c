@@ -23,6 +23,7 @@ const pkv_command *const pkv_commands[] = {
     &pkv_command_tokenize,
     &pkv_command_bench_attention,
     &pkv_command_bench_model,
+    &pkv_command_bench_paper,
     &pkv_command_bench_policy,
     &pkv_command_bench_sched,
     &pkv_command_calibrate,

@@ -99,7 +99,7 @@ pkv_status policy_trace_batch(bench_cell *out, const policy_trace *t, int32_t st
   options.seed = t->seed;
   options.max_active = t->active;
   options.page_tokens = t->page_tokens;
-  options.requests = REQUESTS_A_ROW * t->active;
+  options.requests = t->requests > 0 ? t->requests : REQUESTS_A_ROW * t->active;
   PKV_TRY(pkv_trace_create(&trace, &options, err));
   const int32_t all = steps_of(trace);
   int32_t at = pkv_trace_next_step(trace, 0);

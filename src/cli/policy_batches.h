@@ -27,6 +27,7 @@ pkv_status policy_fit_batch(bench_cell *out, const char **mix, int32_t index, in
 typedef struct policy_trace {
   pkv_trace_kind kind;
   int32_t active, page_tokens, divide;
+  int32_t requests; /* 0 = 3 * active */
   uint64_t seed;
 } policy_trace;
 

@@ -53,6 +53,8 @@ pkv_status route_plan_options(pkv_plan_options *out, const route_times *t, int32
   *out = (pkv_plan_options)PKV_PLAN_OPTIONS_INIT;
   out->route = (pkv_route)kind;
   if (kind == PKV_ROUTE_BALANCED || kind == PKV_ROUTE_SHARED) return PKV_OK;
+  out->splits = t->o.splits;
+  if (out->splits > 0) return PKV_OK;
   return pkv_policy_features(unused, &out->splits, kind, &t->o.shape, t->o.kv_dtype, batch->rows,
                              batch->lengths, NULL, &t->profile, err);
 }

@@ -24,6 +24,7 @@ typedef struct route_times_options {
   int32_t repeats;
   int32_t memory_mib;  /* for K and V; 0 = 4096 on the CPU, three quarters of a GPU */
   int64_t most_tokens; /* of a batch */
+  int32_t splits;      /* of the seed's routes; 0 = as the policy's rules say */
   pkv_shape shape;
   pkv_dtype kv_dtype;
   bool cpu_time; /* CPU: what the process used over threads, not the clock: for a busy machine */

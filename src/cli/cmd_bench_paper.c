@@ -1,0 +1,284 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * `pkv bench paper persistentkv`: the tables of the seed's paper, measured here, each published
+ * figure beside ours. Three clocks for each ratio: the attention alone, with the plan of one layer
+ * (the seed's wall time), with the plan's share when it serves all layers of a step. Planning
+ * counts on both sides.
+ */
+#include "cli/commands.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/policy_batches.h"
+#include "cli/route_times.h"
+
+#define SEEDS PKV_TRACE_HELD_OUT_SEEDS
+
+static const char *const device_choices[] = {"cpu", "cuda", NULL};
+
+typedef struct paper_options {
+  int32_t device, threads, steps, seeds, divide, repeats, memory_mib, layers, cpu_time;
+  const char *flashinfer;
+} paper_options;
+
+#define O paper_options
+static const pkv_option options_table[] = {
+    PKV_CHOICE(O, device, 0, "device", device_choices, "cpu", "where to measure"),
+    PKV_INT(O, threads, 't', "threads", "N", "0", 0, 1024, "CPU threads; 0 = all cores"),
+    PKV_INT(O, steps, 0, "steps", "N", "2", 1, 48, "steps of each trace, evenly spread"),
+    PKV_INT(O, seeds, 0, "seeds", "N", "5", 1, SEEDS, "held-out seeds, from 20260623 on"),
+    PKV_INT(O, divide, 0, "divide", "N", "0", 0, 1024,
+            "divide every length by this; 0 = 32, GPU 1"),
+    PKV_INT(O, repeats, 0, "repeats", "N", "0", 0, 16, "repetitions; 0 = 3, GPU 5"),
+    PKV_INT(O, layers, 0, "layers", "N", "32", 1, 1024, "layers that one plan serves"),
+    PKV_INT(O, memory_mib, 0, "memory", "MIB", "0", 0, 1 << 20,
+            "for K and V; 0 = 4096, GPU three quarters of what is free"),
+    PKV_FLAG(O, cpu_time, 0, "cpu-time",
+             "CPU time over threads instead of the clock, for a busy machine"),
+    PKV_TEXT(O, flashinfer, 0, "flashinfer", "FILE", NULL,
+             "FlashInfer's kernels (GPU); default: pkv_flashinfer.so beside the program"),
+};
+#undef O
+
+/* A trace of the paper and what it published for it: wall time of FlashInfer 0.2.5 over its own,
+   one seed (v1) and mean and deviation over five (v2); 0 = none. */
+typedef struct paper_trace {
+  const char *name;
+  pkv_trace_kind kind;
+  int32_t active, requests, route;
+  double v1, v2, v2_spread;
+} paper_trace;
+
+static const paper_trace traces[] = {
+    {"B1 bucketed", PKV_TRACE_BUCKETED, 1, 16, PKV_ROUTE_SPLIT, 1.399, 1.403, 0.065},
+    {"B4 bimodal", PKV_TRACE_BIMODAL, 4, 16, PKV_ROUTE_WORKQUEUE, 1.0, 0, 0},
+    {"B8 bimodal", PKV_TRACE_BIMODAL, 8, 24, PKV_ROUTE_WORKQUEUE, 1.265, 1.080, 0.050},
+    {"B8 uniform", PKV_TRACE_UNIFORM, 8, 24, PKV_ROUTE_WORKQUEUE, 1.082, 1.044, 0.022},
+    {"B8 zipf", PKV_TRACE_ZIPF, 8, 24, PKV_ROUTE_WORKQUEUE, 1.063, 1.068, 0.028},
+};
+#define TRACES ((int32_t)(sizeof traces / sizeof *traces))
+
+/* Means of one seed over the steps. */
+typedef struct paper_means {
+  bool done[PKV_COST_KINDS];
+  double attend[PKV_COST_KINDS], plan[PKV_COST_KINDS];
+  double launches[PKV_COST_KINDS], state_mib[PKV_COST_KINDS], useful_mib;
+} paper_means;
+
+typedef struct paper {
+  const pkv_cli *cli;
+  const paper_options *o;
+  route_times times;
+  int32_t divide;
+} paper;
+
+static pkv_status open_times(paper *p, int32_t query_heads, int32_t splits, pkv_error *err) {
+  const paper_options *o = p->o;
+  const bool cuda = o->device == PKV_DEVICE_CUDA;
+  route_times_options t = {.cli = p->cli,
+                           .device = o->device,
+                           .threads = o->threads,
+                           .repeats = o->repeats > 0 ? o->repeats
+                                      : cuda         ? 5
+                                                     : 3,
+                           .memory_mib = o->memory_mib,
+                           .most_tokens = 8 * 65536 / p->divide,
+                           .shape = PKV_SHAPE_INIT,
+                           .kv_dtype = PKV_DTYPE_F16,
+                           .cpu_time = o->cpu_time != 0,
+                           .splits = splits,
+                           .flashinfer = o->flashinfer};
+  t.shape.query_heads = query_heads;
+  t.shape.kv_heads = 8;
+  t.shape.head_dim = 128;
+  return route_times_open(&p->times, &t, err);
+}
+
+/* `steps` of a trace with one seed; means over them. */
+static pkv_status run_seed(paper_means *out, paper *p, const paper_trace *trace, int32_t seed,
+                           int32_t steps, pkv_error *err) {
+  const policy_trace t = {.kind = trace->kind,
+                          .active = trace->active,
+                          .requests = trace->requests,
+                          .page_tokens = 16,
+                          .divide = p->divide,
+                          .seed = PKV_TRACE_SEED_HELD_OUT + (uint64_t)seed};
+  memset(out, 0, sizeof *out);
+  for (int32_t step = 0; step < steps; step++) {
+    route_time times[PKV_COST_KINDS];
+    bench_cell cell;
+    pkv_status status = policy_trace_batch(&cell, &t, step, steps, err);
+    if (status == PKV_OK) status = route_times_run(&p->times, times, cell.batches, err);
+    bench_cell_free(&cell);
+    PKV_TRY(status);
+    for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
+      const route_time *time = &times[kind];
+      out->done[kind] = time->done;
+      out->attend[kind] += time->attend_us / steps;
+      out->plan[kind] += time->plan_us / steps;
+      out->launches[kind] += (double)time->stats.launches / steps;
+      out->state_mib[kind] += (double)time->stats.merge_state_bytes / 1048576.0 / steps;
+      if (kind == PKV_ROUTE_BALANCED)
+        out->useful_mib += (double)time->stats.useful_kv_bytes / 1048576.0 / steps;
+    }
+    if (pkv_cli_interrupted()) return PKV_FAIL(err, PKV_E_STATE, "interrupted");
+  }
+  return PKV_OK;
+}
+
+/* The better of FlashInfer's two by the clock at hand; where it is not here, exact buckets. */
+static double rival(const paper_means *m, double share) {
+  double best = HUGE_VAL;
+  for (int32_t kind = PKV_ROUTE_FLASHINFER; kind <= PKV_COST_FLASHINFER_CORES; kind++)
+    if (m->done[kind] && m->attend[kind] + share * m->plan[kind] < best)
+      best = m->attend[kind] + share * m->plan[kind];
+  if (isfinite(best)) return best;
+  return m->attend[PKV_ROUTE_BUCKET_EXACT] + share * m->plan[PKV_ROUTE_BUCKET_EXACT];
+}
+
+static void mean_spread(double *mean, double *spread, const double *x, int32_t n) {
+  *mean = *spread = 0;
+  for (int32_t i = 0; i < n; i++)
+    *mean += x[i] / n;
+  for (int32_t i = 0; i < n; i++)
+    *spread += n > 1 ? (x[i] - *mean) * (x[i] - *mean) / (n - 1) : 0;
+  *spread = sqrt(*spread);
+}
+
+static void print_ratio(const paper *p, const paper_means *m, const char *name, int32_t kind) {
+  const double shares[] = {0, 1, 1.0 / p->o->layers};
+  (void)printf("  %-12s %-10s", name, pkv_cost_kind_name(kind));
+  for (int32_t s = 0; s < 3; s++) {
+    double x[SEEDS], mean, spread;
+    for (int32_t i = 0; i < p->o->seeds; i++)
+      x[i] = rival(&m[i], shares[s]) / (m[i].attend[kind] + shares[s] * m[i].plan[kind]);
+    mean_spread(&mean, &spread, x, p->o->seeds);
+    (void)printf("  %6.3f +- %.3f", mean, spread);
+  }
+}
+
+static pkv_status ratios(paper *p, pkv_error *err) {
+  PKV_TRY(open_times(p, 32, 0, err));
+  const bool there = p->times.no_flashinfer[0] == '\0';
+  (void)printf("%s, %s; lengths / %d\n", p->times.device, p->times.driver, p->divide);
+  if (!there)
+    (void)printf("flashinfer is not measured: %s; ratios are over bucket_exact\n",
+                 p->times.no_flashinfer);
+  (void)printf("\nspeed-up over %s, mean +- deviation over %d seeds\n",
+               there ? "FlashInfer, the better of its two" : "bucket_exact", p->o->seeds);
+  (void)printf("  %-12s %-10s  %-16s  %-16s  %-16s  %s\n", "trace", "route", "attention",
+               "with its plan", "plan / layers", "published (wall, RTX 3060, 0.2.5)");
+  for (int32_t i = 0; i < TRACES; i++) {
+    paper_means m[SEEDS];
+    const paper_trace *t = &traces[i];
+    for (int32_t seed = 0; seed < p->o->seeds; seed++)
+      PKV_TRY(run_seed(&m[seed], p, t, seed, p->o->steps, err));
+    print_ratio(p, m, t->name, t->route);
+    if (t->v2 > 0)
+      (void)printf("  v1 %.3f, v2 %.3f +- %.3f\n", t->v1, t->v2, t->v2_spread);
+    else
+      (void)printf("  v1 %.3f: it takes FlashInfer\n", t->v1);
+    print_ratio(p, m, "", PKV_ROUTE_BALANCED);
+    (void)printf("\n");
+  }
+  return PKV_OK;
+}
+
+static pkv_status counters(paper *p, pkv_error *err) {
+  paper_means exact, queue;
+  route_times_close(&p->times);
+  PKV_TRY(open_times(p, 32, 32, err));
+  PKV_TRY(run_seed(&exact, p, &traces[2], 0, p->o->steps, err));
+  route_times_close(&p->times);
+  PKV_TRY(open_times(p, 32, 20, err));
+  PKV_TRY(run_seed(&queue, p, &traces[2], 0, p->o->steps, err));
+  const double before = exact.state_mib[PKV_ROUTE_BUCKET_EXACT];
+  const double after = queue.state_mib[PKV_ROUTE_WORKQUEUE];
+  (void)printf("\nB8 bimodal, counters of %d steps            ours   published (48 steps)\n",
+               p->o->steps);
+  (void)printf("  useful K and V, MiB                  %8.1f   550.5\n", exact.useful_mib);
+  (void)printf("  launches, exact buckets              %8.2f   16.00\n",
+               exact.launches[PKV_ROUTE_BUCKET_EXACT]);
+  (void)printf("  launches, work queue                 %8.2f   2.00\n",
+               queue.launches[PKV_ROUTE_WORKQUEUE]);
+  (void)printf("  states, exact buckets of 32, MiB     %8.2f   4.06\n", before);
+  (void)printf("  states, work queue of 20, MiB        %8.2f   2.54\n", after);
+  (void)printf("  states saved                         %7.1f%%   37%%\n",
+               100 * (before > 0 ? 1 - after / before : 0));
+  (void)printf("  launches, balanced                   %8.2f   -\n",
+               queue.launches[PKV_ROUTE_BALANCED]);
+  (void)printf("  states, balanced, MiB                %8.2f   -\n",
+               queue.state_mib[PKV_ROUTE_BALANCED]);
+  return PKV_OK;
+}
+
+static pkv_status sensitivity(paper *p, pkv_error *err) {
+  static const int32_t splits[] = {4, 8, 16, 20, 24, 32, 48};
+  (void)printf(
+      "\nB8 bimodal, attention by the number of splits, us a layer\n  %6s %12s %12s %12s\n", "S",
+      "workqueue", "split", "bucket_exact");
+  for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
+    paper_means m;
+    route_times_close(&p->times);
+    PKV_TRY(open_times(p, 32, splits[i], err));
+    PKV_TRY(run_seed(&m, p, &traces[2], 0, 1, err));
+    (void)printf("  %6d %12.1f %12.1f %12.1f\n", splits[i], m.attend[PKV_ROUTE_WORKQUEUE],
+                 m.attend[PKV_ROUTE_SPLIT], m.attend[PKV_ROUTE_BUCKET_EXACT]);
+  }
+  return PKV_OK;
+}
+
+static pkv_status groups(paper *p, pkv_error *err) {
+  static const int32_t sizes[] = {1, 4, 8};
+  (void)printf("\nB8 bimodal, attention by query heads a KV head, us a layer\n"
+               "  %6s %12s %12s %12s %16s\n",
+               "group", "workqueue", "balanced", "flashinfer", "flashinfer_cores");
+  for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    paper_means m;
+    route_times_close(&p->times);
+    PKV_TRY(open_times(p, 8 * sizes[i], 0, err));
+    PKV_TRY(run_seed(&m, p, &traces[2], 0, 1, err));
+    (void)printf("  %6d %12.1f %12.1f %12.1f %16.1f\n", sizes[i], m.attend[PKV_ROUTE_WORKQUEUE],
+                 m.attend[PKV_ROUTE_BALANCED], m.attend[PKV_ROUTE_FLASHINFER],
+                 m.attend[PKV_COST_FLASHINFER_CORES]);
+  }
+  return PKV_OK;
+}
+
+static int run(const pkv_cli *cli, const void *options) {
+  paper p = {.cli = cli, .o = options};
+  pkv_error err = {PKV_OK, NULL, {0}};
+  const bool cuda = p.o->device == PKV_DEVICE_CUDA;
+  if (strcmp(cli->operands[0], "persistentkv") != 0)
+    return pkv_cli_usage(cli, "'%s' is no paper; there is persistentkv", cli->operands[0]);
+  if (cuda && p.o->cpu_time)
+    return pkv_cli_usage(cli, "--cpu-time is for the CPU, not for --device cuda");
+  p.divide = p.o->divide > 0 ? p.o->divide : cuda ? 1 : 32;
+  pkv_status status = ratios(&p, &err);
+  if (status == PKV_OK) status = counters(&p, &err);
+  if (status == PKV_OK) status = sensitivity(&p, &err);
+  if (status == PKV_OK) status = groups(&p, &err);
+  route_times_close(&p.times);
+  if (status == PKV_OK) return PKV_EXIT_OK;
+  (void)pkv_cli_fail(cli, &err);
+  return pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : PKV_EXIT_FAILURE;
+}
+
+const pkv_command pkv_command_bench_paper = {
+    .name = "bench paper",
+    .summary = "measure the tables of the seed's paper, with what it published beside them",
+    .details =
+        "persistentkv: speed-ups over FlashInfer on the traces and held-out seeds of the paper, by "
+        "three clocks with planning on both sides; launches, bytes of partial states and useful "
+        "bytes; the number of splits; query heads a KV head. Where FlashInfer is not here the "
+        "ratios are over exact-length buckets, and that is said.",
+    .operands = "persistentkv",
+    .min_operands = 1,
+    .max_operands = 1,
+    .options = options_table,
+    .option_count = (int)(sizeof options_table / sizeof *options_table),
+    .options_bytes = sizeof(paper_options),
+    .run = run,
+};

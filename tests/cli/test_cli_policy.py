@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pkv calibrate`, `pkv explain` and `pkv bench policy` on the CPU, with small batches.
+
+usage: test_cli_policy.py PKV
+"""
+import csv
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PKV = sys.argv[1]
+SMALL = ["--query-heads", "8", "--kv-heads", "2", "--head-dim", "64", "--tokens", "2048",
+         "--batches", "24", "--repeats", "2", "--memory", "64", "--cpu-time"]  # fmt: skip
+
+
+def pkv(*args):
+    """(exit code, stdout, stderr) of one run."""
+    done = subprocess.run([PKV, *args], capture_output=True, timeout=300, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def read(path):
+    with open(path, encoding="utf-8") as file:
+        return file.read()
+
+
+class Policy(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.profile = os.path.join(cls.folder.name, "here.profile")
+        cls.done = pkv("calibrate", "--out", cls.profile, *SMALL)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def test_profile(self):
+        code, out, err = self.done
+        self.assertEqual(code, 0, err)
+        self.assertIn("24 of 24 batches", err)
+        self.assertIn("flashinfer is not in the profile", out)
+        lines = read(self.profile).split("\n")
+        self.assertEqual((lines[0], lines[-2]), ("pkv-profile 1", "end"))
+        for key in ("device", "driver", "library", "date", "cost balanced", "cost split"):
+            self.assertTrue(any(line.startswith(key + " ") for line in lines), key)
+
+    def test_goes_on(self):
+        """A cut file of points: what is whole is kept, the rest measured again."""
+        points = read(self.profile + ".points")
+        again = os.path.join(self.folder.name, "again.profile")
+        at = points.index("\n9 done\n") + len("\n9 done\n")
+        with open(again + ".points", "w", encoding="utf-8") as file:
+            file.write(points[: at + 30])
+        code, _, err = pkv("calibrate", "--out", again, *SMALL)
+        self.assertEqual(code, 0, err)
+        self.assertIn("10 batches taken over", err)
+        self.assertEqual(read(again + ".points")[:at], points[:at])
+        self.assertEqual(read(again + ".points").count(" done\n"), 24)
+
+    def test_other_setup_is_refused(self):
+        code, _, err = pkv("calibrate", "--out", self.profile, *SMALL, "--repeats", "3")
+        self.assertEqual(code, 1)
+        self.assertIn("another device, setup or version", err)
+
+    def test_hostile_points(self):
+        bad = os.path.join(self.folder.name, "bad.profile")
+        head = read(self.profile + ".points").split("\n")[0]
+        for line in ("0 equal 1 balanced nan 1" + " 1" * 12, "0 equal 1 nobody 1 1" + " 1" * 12,
+                     "0 equal 1 balanced 1 1", "7 done", "x" * 2000):  # fmt: skip
+            with open(bad + ".points", "w", encoding="utf-8") as file:
+                file.write(head + "\n" + line + "\n0 done\n")
+            code, _, err = pkv("calibrate", "--out", bad, *SMALL)
+            self.assertEqual(code, 1, line)
+            self.assertIn("line 2", err)
+
+    def test_explain(self):
+        code, out, err = pkv("explain", "--lens", "32k,1k,600x14", "-p", self.profile)
+        self.assertEqual(code, 0, err)
+        self.assertIn("16 rows, 42192 tokens", out)
+        for word in ("calibrated: ", "roofline: ", "static: ", "balanced", "not in the profile"):
+            self.assertIn(word, out)
+        code, out, _ = pkv("explain", "--lens", "64k", "--policy", "static")
+        self.assertEqual(code, 0)
+        self.assertIn("split", out)
+        for args in (["--lens", "1x"], ["--lens", ""]):
+            self.assertEqual(pkv("explain", *args)[0], 2, args)
+        for policy in ("calibrated", "fixed:none", "best"):
+            code, _, err = pkv("explain", "--lens", "1k", "--policy", policy)
+            self.assertEqual(code, 1, policy)
+            self.assertIn("polic", err)
+
+    def test_bench_policy(self):
+        file = os.path.join(self.folder.name, "rows.csv")
+        code, out, err = pkv("bench", "policy", "-p", self.profile, "--steps", "1", "--seeds", "2",
+                             "--divide", "256", "--most-rows", "4", "--repeats", "1", "--memory",
+                             "64", "--cpu-time", "--csv", file)  # fmt: skip
+        self.assertEqual(code, 0, err)
+        self.assertIn("among the seed's routes with FlashInfer", out)
+        with open(file, encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+        self.assertEqual(len(rows), 3 * 5 * 2 * 5)  # rows, traces, seeds, routes
+        self.assertEqual({r["seed"] for r in rows}, {"20260623", "20260624"})
+        for i in range(4):  # each policy names one route of each batch
+            self.assertEqual(sum(r["chosen"][i] == "1" for r in rows), 30)
+
+    def test_bench_paper(self):
+        code, out, err = pkv("bench", "paper", "persistentkv", "--steps", "1", "--seeds", "1",
+                             "--divide", "256", "--repeats", "1", "--cpu-time", "--memory",
+                             "256")  # fmt: skip
+        self.assertEqual(code, 0, err)
+        for word in ("published", "B8 zipf", "launches, work queue", "group"):
+            self.assertIn(word, out)
+        self.assertEqual(pkv("bench", "paper", "other")[0], 2)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
