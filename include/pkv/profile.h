@@ -95,6 +95,24 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_policy_predict(pkv_prediction *out, const 
                                                      const pkv_plan_stats *tree,
                                                      const pkv_profile *profile, pkv_error *err);
 
+/*
+ * As pkv_plan_size and pkv_plan_build, the route chosen by a policy for each batch: `policy` fixed
+ * takes options->route, options->splits is the policy's to set. What is planned from lengths alone
+ * can be chosen (bucket_exact .. balanced; with batch invariance `balanced`); a choice that cannot
+ * be planned is replaced as pkv_policy_choose does, and choice->reason says so. Memory of the size
+ * that the first says holds whatever the second chooses. profile NULL: the seed's device.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_plan_size_policy(size_t *plan_bytes, size_t *workspace_bytes,
+                                                       const pkv_shape *shape,
+                                                       const pkv_plan_options *options,
+                                                       const pkv_profile *profile, int32_t max_rows,
+                                                       int32_t max_seq_len, pkv_error *err);
+PKV_API PKV_MUST_CHECK pkv_status
+pkv_plan_build_policy(const pkv_plan **out, pkv_choice *choice, void *memory, size_t memory_bytes,
+                      const pkv_shape *shape, const pkv_plan_options *options, pkv_policy policy,
+                      const pkv_profile *profile, pkv_dtype kv_dtype, int32_t rows,
+                      const int32_t *seq_len, pkv_error *err);
+
 #define PKV_PROFILE_MAX_BYTES 65536 /* of the text of a profile */
 
 /* The text of a profile, terminated; *bytes without the terminator. E_TOO_SMALL names the bytes. */
