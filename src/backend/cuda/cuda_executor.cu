@@ -21,6 +21,7 @@ struct cuda_state {
   int device, sms, major;
   pkv_cuda_shared_memory shared_memory;
   int32_t desk_bytes, dependent; /* as pkv_cuda_tree_prepare says */
+  void *tensor_encoder;          /* NULL where the driver has none */
   bool check;                    /* PKV_CUDA_CHECK: synchronise after each launch */
 };
 
@@ -335,7 +336,6 @@ static pkv_tree_view view_on_device(const struct pkv_device_plan *plan) {
 static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_attention_params *a,
                                const pkv_cuda_decode_params *p, pkv_error *err) {
   const pkv_cache *c = &a->cache;
-  const int64_t most = c->k_page_stride | c->v_page_stride | c->k_token_stride | c->v_token_stride;
   PKV_CHECK(
       err, pkv_cuda_shared_ops_of(c->dtype, c->head_dim), PKV_E_UNSUPPORTED,
       "route shared on CUDA: a %s cache with head_dim %d; possible: f16 or bf16 with 64 or 128",
@@ -356,8 +356,6 @@ static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_att
             PKV_E_UNSUPPORTED,
             "route shared on CUDA: q must have the cache's type, %s, at multiples of 16 bytes",
             pkv_dtype_name(c->dtype));
-  PKV_CHECK(err, most <= INT32_MAX, PKV_E_UNSUPPORTED,
-            "route shared on CUDA: a page stride of 2^31 elements or more");
   return PKV_OK;
 }
 
@@ -372,11 +370,15 @@ static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_p
   s.private_slots = plan->slots + plan->tree.max_node_slots * p->q_len * p->group *
                                       pkv_cuda_slot_row(a->cache.head_dim);
   s.parts = plan->header.parts;
-  s.k_page_stride = (int32_t)a->cache.k_page_stride;
-  s.v_page_stride = (int32_t)a->cache.v_page_stride;
-  s.k_token_stride = (int32_t)a->cache.k_token_stride;
-  s.v_token_stride = (int32_t)a->cache.v_token_stride;
-  const cudaError_t e = ops->launch(&s, plan->overlap, stream);
+  const void *encoder = state_of(plan->executor)->tensor_encoder;
+  pkv_cuda_tensor_maps maps;
+  PKV_CHECK(err, encoder, PKV_E_UNSUPPORTED,
+            "route shared on CUDA needs a driver with tensor maps (CUDA 12)");
+  const int refused = pkv_cuda_encode_tensors(&maps, encoder, &a->cache);
+  PKV_CHECK(err, refused == 0, PKV_E_UNSUPPORTED,
+            "route shared on CUDA: the driver makes no tensor map of this cache (CUresult %d)",
+            refused);
+  const cudaError_t e = ops->launch(&s, &maps, plan->overlap, stream);
   plan->fresh = 0;
   return launched(plan->executor, e, "shared", stream, err);
 }
@@ -434,6 +436,7 @@ pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_opt
   state->shared_memory = {(int32_t)properties.sharedMemPerMultiprocessor,
                           (int32_t)properties.sharedMemPerBlockOptin,
                           (int32_t)properties.reservedSharedMemPerBlock};
+  state->tensor_encoder = properties.major == 9 ? pkv_cuda_tensor_encoder() : NULL;
   state->check = check && check[0] == '1';
   executor->device_state = state;
   executor->ops = &cuda_ops;

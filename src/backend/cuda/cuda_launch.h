@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "backend/cuda/cuda_params.h"
+#include "backend/cuda/tensor_map.h"
 #include "plan/tree_desk.h"
 
 #ifdef __cplusplus
@@ -44,7 +45,8 @@ const void *pkv_cuda_paths_kernel(int32_t head_dim);
 /* Route shared: all launches of a layer. */
 typedef struct pkv_cuda_shared_ops {
   /* dependent: the first launch may begin before the kernel ahead of it has ended. */
-  cudaError_t (*launch)(const pkv_cuda_shared_params *s, int32_t dependent, cudaStream_t stream);
+  cudaError_t (*launch)(const pkv_cuda_shared_params *s, const pkv_cuda_tensor_maps *maps,
+                        int32_t dependent, cudaStream_t stream);
   cudaError_t (*prepare)(int32_t stages);
 } pkv_cuda_shared_ops;
 

@@ -74,7 +74,6 @@ typedef struct pkv_cuda_shared_params {
   /* slots of group * q_len rows (pkv_cuda_slot_row floats each) */
   float *node_slots, *private_slots;
   int32_t parts;
-  int32_t k_page_stride, v_page_stride, k_token_stride, v_token_stride; /* the cache's, 32 bits */
 } pkv_cuda_shared_params;
 
 #endif

@@ -62,10 +62,6 @@ static __device__ __forceinline__ void pkv_ldmatrix2_trans(uint32_t r[2], uint32
 static __device__ __forceinline__ void pkv_barrier_init(uint32_t at, uint32_t count) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(at), "r"(count) : "memory");
 }
-/* Arrives when all copies that this thread has issued until now have landed. */
-static __device__ __forceinline__ void pkv_barrier_arrive_copies(uint32_t at) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(at) : "memory");
-}
 static __device__ __forceinline__ void pkv_barrier_arrive(uint32_t at) {
   asm volatile("{\n.reg .b64 t;\nmbarrier.arrive.shared.b64 t, [%0];\n}\n" ::"r"(at) : "memory");
 }
@@ -77,6 +73,20 @@ static __device__ __forceinline__ void pkv_barrier_wait(uint32_t at, uint32_t pa
       "mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra PKV_AGAIN%=;\n}\n" ::"r"(at),
       "r"(parity)
       : "memory");
+#endif
+}
+
+/* After the inits: the copy engine may use the barriers. */
+static __device__ __forceinline__ void pkv_barrier_open() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;\n" ::: "memory");
+#endif
+}
+/* Arrives and expects that many bytes of tensor copies before the phase can end. */
+static __device__ __forceinline__ void pkv_barrier_expect(uint32_t at, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;\n" ::"r"(at), "r"(bytes)
+               : "memory");
 #endif
 }
 

@@ -20,15 +20,16 @@ template <typename K, int HD> static cudaError_t pkv_shared_prepare(int32_t stag
 
 /* Nodes, beside them the private parts, then the paths. */
 template <typename K, int HD>
-static cudaError_t pkv_shared_launch(const pkv_cuda_shared_params *s, int32_t dependent,
+static cudaError_t pkv_shared_launch(const pkv_cuda_shared_params *s,
+                                     const pkv_cuda_tensor_maps *maps, int32_t dependent,
                                      cudaStream_t stream) {
   typedef typename K::template of<HD>::mma MMA;
   const pkv_cuda_decode_params *p = &s->base;
   const unsigned tiles = (unsigned)((p->q_len * p->group + 7) / 8);
   if (p->rows == 0) return cudaSuccess;
-  void *arguments[] = {(void *)s};
+  void *arguments[] = {(void *)s, (void *)maps};
   cudaError_t e = pkv_cuda_launch_kernel(
-      (const void *)pkv_cuda_node<MMA, HD>, dim3((unsigned)s->parts), PKV_NODE_THREADS,
+      (const void *)pkv_cuda_node<MMA, HD>, dim3((unsigned)s->parts), pkv_node_config<HD>::threads,
       (size_t)pkv_node_config<HD>::shared_bytes, dependent, arguments, stream);
   if (e == cudaSuccess)
     e = pkv_cuda_launch_kernel(
