@@ -48,12 +48,19 @@ OPTIONS = tuple(
 
 
 class Batch(NamedTuple):
-    """A batch as the cost function sees it; tokens of prompts only."""
+    """A batch as the cost function sees it; tokens of prompts only.
+
+    Attributes:
+        chain_tokens: common to all rows.
+        unique_tokens: a prefix that several rows share counted once.
+        common_tokens: of those, what two rows or more have.
+    """
 
     rows: int
     chain_tokens: int
     total_tokens: int
     unique_tokens: int
+    common_tokens: int
 
 
 class Pick(NamedTuple):
@@ -69,6 +76,7 @@ class Pick(NamedTuple):
         chain_before, chain_after: the batch's common prefix in chunks, without and with it.
         waiting_sharers: other waiting requests that have the whole chain_after.
         bypasses: how often it was passed over; -1 where that is not counted.
+        waiting_peers: other waiting requests that have its first new chunk too.
     """
 
     verdict: str
@@ -84,6 +92,7 @@ class Pick(NamedTuple):
     waiting_sharers: int
     bypasses: int
     waited_ns: int
+    waiting_peers: int
 
 
 class Entry(NamedTuple):
@@ -310,6 +319,7 @@ class Scheduler:
             p.waiting_sharers,
             p.bypasses,
             p.waited_ns,
+            p.waiting_peers,
         )
 
     def admit(self, id: int) -> None:
@@ -386,7 +396,7 @@ _NOTHING = ctypes.c_uint64()
 
 
 def _batch(batch: Any) -> Batch:
-    return Batch(batch.rows, batch.chain_tokens, batch.total_tokens, batch.unique_tokens)
+    return Batch(*(getattr(batch, name) for name in Batch._fields))
 
 
 def digests(tokens: Any, chunk: int, hash: str = "bulk") -> np.ndarray:
