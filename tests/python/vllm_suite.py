@@ -7,8 +7,8 @@
         tests/v1/core/test_priority_scheduler_random.py
 
 The folder holds `tests` of vLLM's source archive of the same release. Wherever those tests make a
-Scheduler or an AsyncScheduler they get ours; with PKV_SUITE=stock they get vLLM's, to compare. The
-one model that they name is a configuration and a tokenizer of a few words, made here: nothing is
+Scheduler or an AsyncScheduler they get ours; with PKV_SUITE=stock they get vLLM's, to compare. Of
+the models that they name, configurations and a tokenizer of a few words are made here: nothing is
 downloaded.
 """
 
@@ -16,8 +16,16 @@ import json
 import os
 import tempfile
 
-MODEL = "facebook/opt-125m"
-CONFIG = {
+_TEXT = {
+    "vocab_size": 32064,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 4096,
+}
+_OPT = {
     "architectures": ["OPTForCausalLM"],
     "model_type": "opt",
     "hidden_size": 768,
@@ -27,25 +35,67 @@ CONFIG = {
     "word_embed_proj_dim": 768,
     "vocab_size": 50272,
     "max_position_embeddings": 2048,
-    "bos_token_id": 2,
-    "eos_token_id": 2,
-    "pad_token_id": 1,
     "torch_dtype": "float16",
+}
+# 24 x 24 patches and no more: 576 tokens an image.
+_LLAVA = {
+    "architectures": ["LlavaForConditionalGeneration"],
+    "model_type": "llava",
+    "image_token_index": 900,
+    "image_token_id": 900,
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+    "text_config": {"model_type": "llama", **_TEXT},
+    "vision_config": {
+        "model_type": "clip_vision_model",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "image_size": 336,
+        "patch_size": 14,
+        "projection_dim": 64,
+    },
+    "torch_dtype": "float16",
+}
+_IMAGES = {
+    "image_processor_type": "CLIPImageProcessor",
+    "processor_class": "LlavaProcessor",
+    "crop_size": {"height": 336, "width": 336},
+    "size": {"shortest_edge": 336},
+    "do_center_crop": True,
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.25, 0.25, 0.25],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+}
+_PROCESSOR = {
+    "processor_class": "LlavaProcessor",
+    "image_token": "<image>",
+    "patch_size": 14,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+}
+_SEEING = {"preprocessor_config.json": _IMAGES, "processor_config.json": _PROCESSOR}
+# The tests need no more of the second model than that it takes images.
+MODELS = {
+    "facebook/opt-125m": {"config.json": _OPT},
+    "llava-hf/llava-1.5-7b-hf": {"config.json": _LLAVA, **_SEEING},
+    "Qwen/Qwen2.5-VL-3B-Instruct": {"config.json": _LLAVA, **_SEEING},
 }
 
 
-def _cache(folder):
-    """A hub cache with that model in it."""
-    snapshot = os.path.join(folder, "hub", "models--" + MODEL.replace("/", "--"), "snapshots", "0")
-    refs = os.path.join(os.path.dirname(os.path.dirname(snapshot)), "refs")
-    os.makedirs(snapshot)
-    os.makedirs(refs)
-    with open(os.path.join(refs, "main"), "w", encoding="utf-8") as f:
-        f.write("0")
-    words = {f"w{i}": i for i in range(1000)}
-    tokenizer = {
+def _tokenizer():
+    image = {"id": 900, "content": "<image>", "special": True, "normalized": False}
+    image.update({"single_word": False, "lstrip": False, "rstrip": False})
+    words = {f"w{i}": i for i in range(900)}
+    return {
         "version": "1.0",
-        "added_tokens": [],
+        "added_tokens": [image],
         "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"},
         "post_processor": None,
@@ -54,14 +104,24 @@ def _cache(folder):
         "padding": None,
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
     }
-    files = {
-        "config.json": CONFIG,
-        "tokenizer.json": tokenizer,
+
+
+def _cache(folder):
+    """A hub cache with those models in it."""
+    common = {
+        "tokenizer.json": _tokenizer(),
         "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"},
     }
-    for name, content in files.items():
-        with open(os.path.join(snapshot, name), "w", encoding="utf-8") as f:
-            json.dump(content, f)
+    for model, own in MODELS.items():
+        root = os.path.join(folder, "hub", "models--" + model.replace("/", "--"))
+        snapshot = os.path.join(root, "snapshots", "0")
+        os.makedirs(snapshot)
+        os.makedirs(os.path.join(root, "refs"))
+        with open(os.path.join(root, "refs", "main"), "w", encoding="utf-8") as f:
+            f.write("0")
+        for name, content in {**common, **own}.items():
+            with open(os.path.join(snapshot, name), "w", encoding="utf-8") as f:
+                json.dump(content, f)
 
 
 def pytest_configure(config):

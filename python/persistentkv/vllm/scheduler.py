@@ -100,6 +100,7 @@ class _PersistentKV:
     """Over one of vLLM's schedulers."""
 
     waiting: WaitingQueue
+    _learns = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
