@@ -104,22 +104,31 @@ class _PersistentKV:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        chosen = settings(self.vllm_config.additional_config, os.environ)
+        # Older releases keep no hash_block_size of their own.
+        self._block = getattr(self, "hash_block_size", None) or _hash_block(
+            args, kwargs, self.block_size
+        )
+        self.use(settings(self.vllm_config.additional_config, os.environ))
+
+    def use(self, chosen: Mapping[str, Any]) -> None:
+        """Waits by these settings from now on. RuntimeError: there are requests."""
+        if self.requests:
+            raise RuntimeError(f"{len(self.requests)} requests are held; change the order before")
         by_priority = self.policy == SchedulingPolicy.PRIORITY
+        chosen = {**_DEFAULTS, **chosen}
         if by_priority and chosen["order"] == "fcfs":
             raise ValueError("order 'fcfs' ignores priorities, but vLLM's policy is 'priority'")
         if not by_priority and chosen["order"] == "priority":
             raise ValueError("order 'priority' needs vLLM's --scheduling-policy priority")
-        # Older releases keep no hash_block_size of their own.
-        chunk = getattr(self, "hash_block_size", None) or _hash_block(args, kwargs, self.block_size)
         self._learner = chosen.pop("learner", None)
         self._learns = chosen["policy"] in LEARNERS
+        self._last_output = 0
         longest = min(self.max_model_len, _MAX_PROMPT)
         sched = binding.Scheduler(
             **{name: value for name, value in chosen.items() if name not in _REREAD},
             cost=step_cost(chosen),
-            chunk_tokens=chunk,
-            page_tokens=chunk,
+            chunk_tokens=self._block,
+            page_tokens=self._block,
             max_prompt_tokens=longest,
             max_rows=self.max_num_running_reqs,
         )
@@ -128,13 +137,10 @@ class _PersistentKV:
                 sched.load_learner(self._learner)
             except PkvError as e:
                 logger.warning("persistentkv: %s is not used: %s", self._learner, e)
-        self.waiting = WaitingQueue(sched, chunk, longest, by_priority)
-        self._last_output = 0
+        self.waiting = WaitingQueue(sched, self._block, longest, by_priority)
         logger.info("persistentkv: waiting requests by %s", chosen)
-        if not self.cache_config.enable_prefix_caching and chosen["order"] not in (
-            "fcfs",
-            "priority",
-        ):
+        cached = self.cache_config.enable_prefix_caching
+        if not cached and chosen["order"] not in ("fcfs", "priority"):
             logger.warning(
                 "persistentkv: prefix caching is off, so no request shares with another: the order "
                 "is by age"
