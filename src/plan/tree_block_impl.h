@@ -11,9 +11,15 @@
  *   tree_scan(a, b, c, d, e, n) inclusive sums in place over n entries of each of two arrays of 64
  *                               bits and three of 32, NULL ones apart; barriers before and after
  *   tree_sort(keys, n)          ascending; n a power of two, barriers before and after
+ *   tree_claim(keys, first, slots, key, row)  the slot of a key in a table of `slots` (a power of
+ *                               two; PKV_TREE_NO_KEY = free), first[slot] lowered to row. Called by
+ *                               whole warps; row INT32_MAX: nothing is entered
+ *   tree_raise(to, value)       *to = the larger, whoever else does the same
  *   TREE_INLINE, TREE_UNROLL    always inlined; loops of constant length unrolled
+ *   TREE_SELDOM                 as TREE_FN, kept out of line
  * Three steps, each needing the one before whole: a block a row writes the keys of its units; a
- * block a row finds its leader; one block makes the plan.
+ * block a unit finds the rows that lead there (beyond PKV_TREE_LEVEL_ROWS rows: a block a row its
+ * leader); one block makes the plan.
  */
 #ifndef PKV_PLAN_TREE_BLOCK_IMPL_H
 #define PKV_PLAN_TREE_BLOCK_IMPL_H
@@ -57,7 +63,7 @@ TREE_FN void tree_row_keys(const pkv_tree_input *in, int32_t row, int64_t *sums,
       in->keys[(int64_t)unit * t.core.rows + row] = (uint32_t)ids[pkv_tree_pages(&t, unit + 1) - 1];
     return;
   }
-  for (int32_t from = 0; from < units; from += most) {
+  PKV_ROLLED for (int32_t from = 0; from < units; from += most) {
     const int32_t count = units - from < most ? units - from : most;
     TREE_FOR(i, count) {
       const int32_t end = pkv_tree_pages(&t, from + i + 1);
@@ -79,6 +85,8 @@ TREE_FN void tree_row_keys(const pkv_tree_input *in, int32_t row, int64_t *sums,
  * ---------------------------------------------------------------------------------------- */
 
 #define PKV_TREE_MAX_PROBES 7
+#define PKV_TREE_LEVEL_ROWS 2048
+#define PKV_TREE_NO_KEY     (~(uint64_t)0)
 
 /*
  * The most units for which a row before this one has the same key; *leader is the first of those.
@@ -89,7 +97,7 @@ TREE_INLINE int32_t tree_search(const pkv_tree_input *in, const pkv_tree_core *t
   const int32_t rows = t->core.rows;
   int32_t low = 0, high = tree_shareable(in, t, row) + 1; /* low is shared, high is not */
   const int64_t more = t->core.q_len - 1; /* tokens of a row beyond its shareable ones, at least */
-  while (high - low > 1) {
+  PKV_ROLLED while (high - low > 1) {
     const uint32_t span = (uint32_t)(high - low);
     int32_t at[PKV_TREE_MAX_PROBES];
     int64_t tokens[PKV_TREE_MAX_PROBES];
@@ -150,22 +158,107 @@ TREE_FN int32_t tree_compare(const pkv_tree_input *in, const pkv_tree_core *t, i
   return (int32_t)((int64_t)differ * t->page_tokens / t->core.unit_tokens);
 }
 
+/* Equal sums of other ids, once in 2^40 plans: look at every row. */
+TREE_SELDOM int32_t tree_compare_all(const pkv_tree_input *in, const pkv_tree_core *t, int32_t row,
+                                     int32_t *leader) {
+  int32_t units = 0;
+  *leader = -1;
+  for (int32_t s = 0; s < row; s++) {
+    const int32_t common = tree_compare(in, t, row, s);
+    if (common > units) *leader = s;
+    if (common > units) units = common;
+  }
+  return units;
+}
+
+/* ------------------------------------------------------------------------------------------
+ * The same for up to PKV_TREE_LEVEL_ROWS rows, a block a unit
+ * ---------------------------------------------------------------------------------------- */
+
+/*
+ * A row shares a unit when an earlier row has the same key there; its leader is the first row that
+ * has it at the last unit shared. So all units are looked at side by side, and no row waits for a
+ * search. Equal keys are trusted when no unit finds two rows of equal keys whose pages of the unit,
+ * or whose keys of the unit before, differ: then by induction all pages before are equal.
+ */
+typedef struct tree_level {
+  uint64_t *keys; /* [slots]: PKV_TREE_NO_KEY = free */
+  int32_t *first; /* [slots]: the first row with the key */
+  int32_t *slot;  /* [rows] */
+  int32_t *units; /* [rows]: shareable */
+  int32_t slots;  /* a power of two, at least twice the rows */
+} tree_level;
+
+/* Returns the deepest row's units. */
+TREE_FN int32_t tree_level_init(tree_level *l, const pkv_tree_input *in, const pkv_tree_core *t,
+                                void *memory) {
+  const int32_t rows = t->core.rows;
+  int32_t least = 0;
+  l->slots = pkv_tree_power(2 * rows);
+  l->keys = (uint64_t *)memory;
+  l->first = (int32_t *)(void *)(l->keys + l->slots);
+  l->slot = l->first + l->slots;
+  l->units = l->slot + rows;
+  TREE_FOR(row, rows) {
+    const int32_t units = tree_shareable(in, t, row);
+    l->units[row] = units;
+    if (-units < least) least = -units;
+  }
+  return -tree_least32(least);
+}
+
+/* Whether two rows of equal keys differ in their unit's pages, or before it. */
+TREE_FN int tree_level_differ(const pkv_tree_input *in, const pkv_tree_core *t, int32_t unit,
+                              int32_t a, int32_t b) {
+  const int32_t end = pkv_tree_pages(t, unit + 1), rows = t->core.rows;
+  const int32_t *ids_a = in->block_table + a * in->block_table_stride;
+  const int32_t *ids_b = in->block_table + b * in->block_table_stride;
+  const uint64_t *keys = in->keys + (int64_t)(unit - 1) * rows;
+  int differ = unit > 0 && keys[a] != keys[b];
+  for (int32_t page = pkv_tree_pages(t, unit); page < end; page++)
+    differ |= ids_a[page] != ids_b[page];
+  return differ;
+}
+
+TREE_FN void tree_level_clear(const tree_level *l) {
+  TREE_FOR(i, l->slots) {
+    l->keys[i] = PKV_TREE_NO_KEY;
+    l->first[i] = INT32_MAX;
+  }
+}
+
+/* Raises found of the rows that share the unit. The table is clear, a barrier has passed. */
+TREE_FN void tree_level_find(const tree_level *l, const pkv_tree_input *in, const pkv_tree_core *t,
+                             int32_t unit) {
+  const int32_t rows = t->core.rows, whole = (rows + 31) / 32 * 32;
+  const uint64_t *keys = in->keys + (int64_t)unit * rows;
+  TREE_FOR(row, whole) {
+    const int valid = row < rows && l->units[row] > unit;
+    uint64_t key = valid ? keys[row] : PKV_TREE_NO_KEY;
+    if (valid && key == PKV_TREE_NO_KEY) key = 0;
+    const int32_t slot = tree_claim(l->keys, l->first, l->slots, key, valid ? row : INT32_MAX);
+    if (valid) l->slot[row] = slot;
+  }
+  TREE_SYNC();
+  int differ = 0;
+  TREE_FOR(row, rows) {
+    if (l->units[row] <= unit) continue;
+    const int32_t first = l->first[l->slot[row]];
+    if (first >= row) continue;
+    tree_raise(&in->found[row], pkv_tree_found(unit + 1, first));
+    if (!in->chained) differ |= tree_level_differ(in, t, unit, row, first);
+  }
+  if (differ) in->found[rows] = 1;
+}
+
 /* probes: depths that a step of the search tries, 1 .. PKV_TREE_MAX_PROBES. */
 TREE_INLINE void tree_row_leader(const pkv_tree_input *in, int32_t row, const int probes) {
   const pkv_tree_core t = tree_core_of(in);
   int32_t leader = -1, units = tree_search(in, &t, row, probes, &leader);
-  /* Equal sums of other ids, once in 2^40 plans: look at every row. */
-  if (units > 0 && !in->chained && tree_compare(in, &t, row, leader) < units) {
-    units = 0;
-    for (int32_t s = 0; s < row; s++) {
-      const int32_t common = tree_compare(in, &t, row, s);
-      if (common > units) leader = s;
-      if (common > units) units = common;
-    }
-  }
+  if (units > 0 && !in->chained && tree_compare(in, &t, row, leader) < units)
+    units = tree_compare_all(in, &t, row, &leader);
   if (TREE_ONE) {
-    in->leader[row] = units > 0 ? leader : -1;
-    in->units[row] = units;
+    in->found[row] = units > 0 ? pkv_tree_found(units, leader) : 0;
   }
 }
 
@@ -177,6 +270,16 @@ TREE_FN void *tree_array(const pkv_tree_input *in, int64_t at) {
   return (unsigned char *)in->plan + at;
 }
 
+/* All leaders from the ids themselves. */
+TREE_SELDOM void tree_block_mistrust(const pkv_tree_input *in, const pkv_tree_core *t) {
+  for (int32_t row = 0; row < t->core.rows; row++) {
+    int32_t leader;
+    const int32_t units = tree_compare_all(in, t, row, &leader);
+    if (TREE_ONE) in->found[row] = units > 0 ? pkv_tree_found(units, leader) : 0;
+  }
+  TREE_SYNC();
+}
+
 /* Rows to ranks, gaps to nodes. */
 TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
                               const pkv_tree_desk *d) {
@@ -185,7 +288,9 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
   int32_t *row_rank = (int32_t *)tree_array(in, in->tree.row_rank_at);
   int32_t *seq_len = (int32_t *)tree_array(in, in->header.seq_len_at);
   TREE_FOR(i, power)
-    d->keys[i] = i < rows ? pkv_tree_sort_key(i, in->leader[i], in->units[i]) : ~(uint64_t)0;
+    d->keys[i] = i < rows ? pkv_tree_sort_key(i, pkv_tree_found_leader(in->found[i]),
+                                              pkv_tree_found_units(in->found[i]))
+                          : ~(uint64_t)0;
   TREE_FOR(row, rows)
     pkv_tree_link_init(d->links, row);
   tree_sort(d->keys, power);
@@ -193,7 +298,7 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
     pkv_tree_link_sorted(d->links, d->keys, i, rows);
   TREE_SYNC();
   pkv_tree_link *now = d->links, *then = d->more_links;
-  for (int32_t reach = 1; reach < 2 * rows; reach *= 2) {
+  PKV_ROLLED for (int32_t reach = 1; reach < 2 * rows; reach *= 2) {
     TREE_FOR(element, 2 * rows)
       pkv_tree_link_jump(then, now, element);
     TREE_SYNC();
@@ -206,7 +311,7 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
     const int32_t length = tree_length(in, row);
     d->row[rank] = row;
     d->length[rank] = length;
-    w->lcp[rank] = in->units[row];
+    w->lcp[rank] = pkv_tree_found_units(in->found[row]);
     row_rank[row] = rank;
     seq_len[row] = length;
   }
@@ -233,7 +338,7 @@ TREE_FN void tree_block_table(const pkv_tree_desk *d, const int32_t *x, int32_t 
   TREE_FOR(i, last + 1)
     d->table[i] = x[i];
   TREE_SYNC();
-  for (int32_t level = 1; level < levels; level++) {
+  PKV_ROLLED for (int32_t level = 1; level < levels; level++) {
     const int32_t count = last + 2 - (1 << level);
     TREE_FOR(i, count)
       pkv_tree_min_level(d->table, line, level, i);
@@ -408,6 +513,23 @@ TREE_FN void tree_block_cut(const pkv_tree_input *in, const pkv_tree_core *t,
   TREE_SYNC();
 }
 
+/* The last private cursor before a segment, from one on that is: the next one mostly is not, but
+   hundreds may lie where the private line begins. */
+TREE_FN int32_t tree_last_before(const pkv_tree_desk *d, int32_t last, int32_t i, int32_t rank,
+                                 int32_t head) {
+  int32_t step = 1;
+  PKV_ROLLED while (i + step < last &&
+                    pkv_tree_private_before(&d->private_cursors[i + step], rank, head)) {
+    i += step;
+    step *= 2;
+  }
+  PKV_ROLLED for (step /= 2; step > 0; step /= 2) {
+    if (i + step < last && pkv_tree_private_before(&d->private_cursors[i + step], rank, head))
+      i += step;
+  }
+  return i;
+}
+
 /* First slots of all segments. */
 TREE_FN void tree_block_slots(const pkv_tree_input *in, const pkv_tree_core *t,
                               const pkv_tree_desk *d, int32_t count, int32_t segments) {
@@ -417,7 +539,7 @@ TREE_FN void tree_block_slots(const pkv_tree_input *in, const pkv_tree_core *t,
   int32_t *slot = (int32_t *)tree_array(in, in->tree.private_slot_at);
   TREE_FOR(segment, segments) {
     int32_t low = 0, high = count; /* the node */
-    while (high - low > 1) {
+    PKV_ROLLED while (high - low > 1) {
       const int32_t middle = low + (high - low) / 2;
       if (d->segments[middle] <= segment)
         low = middle;
@@ -429,11 +551,11 @@ TREE_FN void tree_block_slots(const pkv_tree_input *in, const pkv_tree_core *t,
   }
   TREE_FOR(rank, rows) {
     int32_t i = pkv_tree_find_private_cursor(d->private_cursors, parts, rank, 0);
-    for (int32_t head = 0; head < heads; head++) {
-      while (pkv_tree_private_before(&d->private_cursors[i + 1], rank, head))
-        i++;
-      slot[rank * heads + head] =
-          pkv_tree_private_base(t, &d->ranks[rank], head) + marks[i] - before;
+    const int32_t base = d->ranks[rank].base_slot - before;
+    const int32_t each = pkv_tree_head_slots(t, &d->ranks[rank]);
+    PKV_ROLLED for (int32_t head = 0; head < heads; head++) {
+      i = tree_last_before(d, 2 * parts, i, rank, head);
+      slot[rank * heads + head] = base + each * head + marks[i];
     }
   }
 }
@@ -464,14 +586,15 @@ TREE_FN void tree_block_headers(const pkv_tree_input *in) {
     tree[i] = ((const int32_t *)(const void *)&in->tree)[i];
 }
 
-TREE_FN void tree_block_finish(const pkv_tree_input *in, const pkv_tree_desk *d, int32_t count,
-                               const pkv_tree_sums *all, int32_t rank_slots, int64_t total) {
+TREE_FN void tree_block_finish(const pkv_tree_input *in, const pkv_tree_desk *d, int32_t rows,
+                               int32_t count, const pkv_tree_sums *all, int32_t rank_slots,
+                               int64_t total) {
   struct pkv_plan *header = in->plan;
   pkv_plan_tree *tree = (pkv_plan_tree *)tree_array(in, in->header.tree_at);
   pkv_plan_launch *launches = (pkv_plan_launch *)tree_array(in, in->header.launches_at);
   int32_t *node_slot = (int32_t *)tree_array(in, in->tree.node_slot_at);
   int32_t *slot = (int32_t *)tree_array(in, in->tree.private_slot_at);
-  const int32_t parts = in->header.parts, merges = in->header.rows * in->header.kv_heads;
+  const int32_t parts = in->header.parts, merges = rows * in->header.kv_heads;
   const int32_t node_cuts = d->marks[parts];
   const int32_t node_slots = all->slots + node_cuts;
   const int32_t private_slots = rank_slots + d->marks[3 * parts + 1] - node_cuts;
@@ -495,33 +618,33 @@ TREE_FN void tree_block_finish(const pkv_tree_input *in, const pkv_tree_desk *d,
   launches[1].count = merges;
 }
 
-TREE_FN void tree_block_plan(const pkv_tree_input *in, void *memory) {
-  const pkv_tree_core t = tree_core_of(in);
-  const int32_t rows = t.core.rows;
-  pkv_tree_desk d;
-  pkv_tree_desk_init(&d, memory, in, &t.core);
+/* d: the desk of t's rows. */
+TREE_INLINE void tree_block_plan(const pkv_tree_input *in, const pkv_tree_core *t,
+                                 const pkv_tree_desk *d) {
+  const int32_t rows = t->core.rows;
   pkv_tree_sums all = {0, 0, 0};
   int32_t count = 0, rank_slots = 0;
   int64_t total = 0;
   tree_block_headers(in);
   if (rows > 0) {
-    tree_block_order(in, &t, &d);
-    tree_block_sums(&t, &d);
-    tree_block_keep(&t, &d);
-    count = tree_block_fill(in, &t, &d);
-    all.cost = d.cost[rows];
-    all.segments = d.segments[rows];
-    all.slots = d.base[rows];
-    rank_slots = d.rank_base[rows];
-    total = all.cost + d.rank_cost[rows];
+    if (in->found[rows]) tree_block_mistrust(in, t);
+    tree_block_order(in, t, d);
+    tree_block_sums(t, d);
+    tree_block_keep(t, d);
+    count = tree_block_fill(in, t, d);
+    all.cost = d->cost[rows];
+    all.segments = d->segments[rows];
+    all.slots = d->base[rows];
+    rank_slots = d->rank_base[rows];
+    total = all.cost + d->rank_cost[rows];
   } else {
-    if (TREE_ONE) d.cost[0] = d.rank_cost[0] = 0;
+    if (TREE_ONE) d->cost[0] = d->rank_cost[0] = 0;
     TREE_SYNC();
   }
-  tree_block_cut(in, &t, &d, count, &all, rank_slots, total);
-  tree_block_slots(in, &t, &d, count, all.segments);
-  tree_block_copy(in, &t, &d, count);
-  if (TREE_ONE) tree_block_finish(in, &d, count, &all, rank_slots, total);
+  tree_block_cut(in, t, d, count, &all, rank_slots, total);
+  tree_block_slots(in, t, d, count, all.segments);
+  tree_block_copy(in, t, d, count);
+  if (TREE_ONE) tree_block_finish(in, d, rows, count, &all, rank_slots, total);
 }
 
 #endif

@@ -52,6 +52,12 @@
 #define PKV_TREE_ADD(counter, value) ((void)(*(counter) += (value)))
 #endif
 
+/* Before a loop: a device takes longer to fetch instructions that run once than to run them. */
+#ifdef __CUDACC__
+#define PKV_ROLLED _Pragma("unroll 1")
+#else
+#define PKV_ROLLED
+#endif
 /* What the tree depends on besides tables and lengths. Checked by the host. */
 typedef struct pkv_tree_core {
   pkv_plan_core core;
@@ -116,6 +122,17 @@ static inline PKV_HD uint64_t pkv_tree_mix(int32_t id, int64_t index) {
 /* ------------------------------------------------------------------------------------------
  * Ranks from leaders: siblings sorted, then places in the depth-first list by pointer jumping
  * ---------------------------------------------------------------------------------------- */
+
+/* d and p of a row in a word: the greatest is the deepest, then the smallest leader; 0: none. */
+static inline PKV_HD uint64_t pkv_tree_found(int32_t units, int32_t leader) {
+  return (uint64_t)(uint32_t)units << 32 | (uint32_t)(INT32_MAX - leader);
+}
+static inline PKV_HD int32_t pkv_tree_found_units(uint64_t found) {
+  return (int32_t)(found >> 32);
+}
+static inline PKV_HD int32_t pkv_tree_found_leader(uint64_t found) {
+  return found ? INT32_MAX - (int32_t)(uint32_t)found : -1;
+}
 
 /* Sorts rows by leader (none first), then d from large to small, then index. */
 static inline PKV_HD uint64_t pkv_tree_sort_key(int32_t row, int32_t leader, int32_t units) {
@@ -200,16 +217,14 @@ static inline PKV_HD void pkv_tree_min_level(int32_t *table, int32_t stride, int
 }
 static inline PKV_HD int32_t pkv_tree_min_levels(int32_t last) {
   int32_t levels = 1;
-  while (1 << levels <= last + 1)
-    levels++;
+  PKV_ROLLED while (1 << levels <= last + 1) levels++;
   return levels;
 }
 /* min of x[from .. to] */
 static inline PKV_HD int32_t pkv_tree_least(const int32_t *table, int32_t stride, int32_t from,
                                             int32_t to) {
   int32_t level = 0;
-  while (2 << level <= to - from + 1)
-    level++;
+  PKV_ROLLED while (2 << level <= to - from + 1) level++;
   const int32_t *row = table + (int64_t)level * stride;
   const int32_t a = row[from], b = row[to + 1 - (1 << level)];
   return a < b ? a : b;
@@ -218,7 +233,7 @@ static inline PKV_HD int32_t pkv_tree_least(const int32_t *table, int32_t stride
 static inline PKV_HD int32_t pkv_tree_find_right(const int32_t *table, int32_t stride,
                                                  int32_t levels, int32_t last, int32_t from,
                                                  int32_t bound) {
-  for (int32_t level = levels - 1; level >= 0; level--) {
+  PKV_ROLLED for (int32_t level = levels - 1; level >= 0; level--) {
     const int32_t end = from + (1 << level) - 1;
     if (end <= last && table[(int64_t)level * stride + from] >= bound) from = end + 1;
   }
@@ -262,7 +277,7 @@ static inline PKV_HD void pkv_tree_place_gap(const pkv_tree_core *t, const pkv_t
   }
   const uint64_t group = pkv_tree_key_group(keys[i]);
   int32_t begin = i, low = -1, high = rows; /* the group reaches from begin to high - 1 */
-  while (begin - low > 1) {
+  PKV_ROLLED while (begin - low > 1) {
     const int32_t middle = low + (begin - low) / 2;
     if (pkv_tree_key_group(keys[middle]) == group)
       begin = middle;
@@ -270,7 +285,7 @@ static inline PKV_HD void pkv_tree_place_gap(const pkv_tree_core *t, const pkv_t
       low = middle;
   }
   low = i;
-  while (high - low > 1) {
+  PKV_ROLLED while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     if (pkv_tree_key_group(keys[middle]) == group)
       low = middle;
@@ -403,7 +418,7 @@ static inline PKV_HD void pkv_tree_round_relink(const pkv_tree_work *w, int32_t 
 /* The deepest kept node that holds a rank; 0: none. */
 static inline PKV_HD int32_t pkv_tree_leaf(const pkv_tree_work *w, int32_t rank, int32_t rows) {
   int32_t best = 0;
-  for (int32_t gap = rank; gap <= rank + 1 && gap < rows; gap++) {
+  PKV_ROLLED for (int32_t gap = rank; gap <= rank + 1 && gap < rows; gap++) {
     int32_t node = gap > 0 ? w->rep[gap] : 0;
     if (node && !w->kept[node]) node = w->up[node];
     if (node && (best == 0 || w->lcp[node] > w->lcp[best])) best = node;
@@ -426,7 +441,7 @@ static inline PKV_HD void pkv_tree_fill_rank(pkv_tree_rank *rank, const pkv_tree
   rank->units = end - first;
   rank->depth = depth;
   int32_t node = leaf;
-  for (int32_t i = PKV_TREE_MAX_PATH - 1; i >= 0; i--) {
+  PKV_ROLLED for (int32_t i = PKV_TREE_MAX_PATH - 1; i >= 0; i--) {
     rank->path[i] = i < depth ? pkv_tree_number(w, node) : -1;
     if (i < depth) node = w->up[node];
   }

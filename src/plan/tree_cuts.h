@@ -63,11 +63,15 @@ static inline PKV_HD pkv_tree_sums pkv_tree_node_sums(const pkv_tree_core *t,
 static inline PKV_HD int64_t pkv_tree_rank_cost(const pkv_tree_core *t, const pkv_tree_rank *rank) {
   return t->core.kv_heads * pkv_core_segment(&t->core, rank->units);
 }
-/* Slots of a rank's uncut segments, of all KV heads. */
-static inline PKV_HD int32_t pkv_tree_rank_slots(const pkv_tree_core *t,
+/* Slots of a rank's uncut segment, and of those of all KV heads. */
+static inline PKV_HD int32_t pkv_tree_head_slots(const pkv_tree_core *t,
                                                  const pkv_tree_rank *rank) {
   if (rank->depth == 0) return 0;
-  return t->core.kv_heads * (t->core.batch_invariant ? rank->units : 1);
+  return t->core.batch_invariant ? rank->units : 1;
+}
+static inline PKV_HD int32_t pkv_tree_rank_slots(const pkv_tree_core *t,
+                                                 const pkv_tree_rank *rank) {
+  return t->core.kv_heads * pkv_tree_head_slots(t, rank);
 }
 
 /* ------------------------------------------------------------------------------------------
@@ -164,7 +168,7 @@ static inline PKV_HD void pkv_tree_node_cursor(pkv_node_cursor *out, const pkv_t
 
 static inline PKV_HD int32_t pkv_tree_private_base(const pkv_tree_core *t,
                                                    const pkv_tree_rank *rank, int32_t kv_head) {
-  return rank->base_slot + pkv_tree_rank_slots(t, rank) / t->core.kv_heads * kv_head;
+  return rank->base_slot + pkv_tree_head_slots(t, rank) * kv_head;
 }
 
 /* Place of a private cursor at cost c; slot as above. slots: of all ranks if nothing were cut. */
@@ -286,7 +290,7 @@ static inline PKV_HD int pkv_tree_private_before(const pkv_private_cursor *c, in
 static inline PKV_HD int32_t pkv_tree_find_node_cursor(const pkv_node_cursor *cursors,
                                                        int32_t parts, int32_t segment) {
   int32_t low = 0, high = parts; /* low lies before the segment, high does not */
-  while (high - low > 1) {
+  PKV_ROLLED while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     if (cursors[middle].segment < segment)
       low = middle;
@@ -299,7 +303,7 @@ static inline PKV_HD int32_t pkv_tree_find_private_cursor(const pkv_private_curs
                                                           int32_t parts, int32_t rank,
                                                           int32_t kv_head) {
   int32_t low = 0, high = 2 * parts;
-  while (high - low > 1) {
+  PKV_ROLLED while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
     if (pkv_tree_private_before(&cursors[middle], rank, kv_head))
       low = middle;

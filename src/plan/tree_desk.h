@@ -15,8 +15,10 @@ typedef struct pkv_tree_input {
   int64_t block_table_stride;
   int32_t max_units; /* whose pages the table has: max_pages * page_tokens / unit_tokens */
   int32_t max_seq_len, chained;
-  uint64_t *keys;          /* [units of the longest row, rows]: key of the first unit + 1 units */
-  int32_t *leader, *units; /* [rows]: p (-1: none) and d */
+  uint64_t *keys; /* [units of the longest row, rows]: key of the first unit + 1 units */
+  /* [rows + 1], zeros when the second step begins: pkv_tree_found of each row; then not 0 where
+     equal keys belong to different pages */
+  uint64_t *found;
 } pkv_tree_input;
 
 /* Where the block works: shared memory as far as it reaches. */
@@ -42,17 +44,16 @@ typedef struct pkv_tree_desk {
 
 static inline PKV_HD int32_t pkv_tree_power(int32_t rows) {
   int32_t power = 1;
-  while (power < rows)
-    power *= 2;
+  PKV_ROLLED while (power < rows) power *= 2;
   return power;
 }
 
 /* Bytes that keys and links need first, then the table, or ranks and nodes. */
-static inline PKV_HD int64_t pkv_tree_desk_shared(int32_t rows, int32_t window) {
-  const int64_t line = (int64_t)rows + 2, order = (int64_t)pkv_tree_power(rows) * 8 + 4 * line * 8;
-  const int64_t later = window > 0
+static inline PKV_HD int32_t pkv_tree_desk_shared(int32_t rows, int32_t window) {
+  const int32_t line = rows + 2, order = pkv_tree_power(rows) * 8 + 4 * line * 8;
+  const int32_t later = window > 0
                             ? pkv_tree_min_levels(rows) * line * 4
-                            : line * (int64_t)(sizeof(pkv_tree_rank) + sizeof(pkv_tree_node));
+                            : line * (int32_t)(sizeof(pkv_tree_rank) + sizeof(pkv_tree_node));
   return ((later > order ? later : order) + 15) / 16 * 16;
 }
 
@@ -67,11 +68,10 @@ static inline PKV_HD int64_t pkv_tree_desk_bytes(const pkv_plan_core *core) {
 /* memory: pkv_tree_desk_bytes of it, aligned to 16. in: for a window's ranks and nodes. */
 static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
                                              const pkv_tree_input *in, const pkv_plan_core *core) {
-  const int32_t rows = core->rows;
-  const int64_t line = (int64_t)rows + 2;
+  const int32_t rows = core->rows, line = rows + 2;
   unsigned char *at = (unsigned char *)memory;
   d->keys = (uint64_t *)(void *)at;
-  d->links = (pkv_tree_link *)(void *)(at + (int64_t)pkv_tree_power(rows) * 8);
+  d->links = (pkv_tree_link *)(void *)(at + pkv_tree_power(rows) * 8);
   d->more_links = d->links + 2 * line;
   d->table = (int32_t *)(void *)at;
   d->ranks = (pkv_tree_rank *)(void *)at;
@@ -81,7 +81,7 @@ static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
     d->ranks = (pkv_tree_rank *)(void *)(plan + in->tree.ranks_at);
     d->nodes = (pkv_tree_node *)(void *)(plan + in->tree.nodes_at);
   }
-  int64_t *wide = (int64_t *)(void *)(at + pkv_tree_desk_shared(rows, core->window));
+  int64_t *wide = (int64_t *)(void *)(at + (int32_t)pkv_tree_desk_shared(rows, core->window));
   d->cost = wide;
   d->rank_cost = wide + line;
   wide += 2 * line;
@@ -110,7 +110,12 @@ static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
   word += 18 * line;
   d->node_cursors = (pkv_node_cursor *)(void *)word;
   d->private_cursors = (pkv_private_cursor *)(void *)(d->node_cursors + core->parts + 1);
-  d->marks = (int32_t *)(void *)(d->private_cursors + 2 * (int64_t)core->parts + 1);
+  d->marks = (int32_t *)(void *)(d->private_cursors + 2 * core->parts + 1);
+}
+
+/* Bytes of a unit's table (tree_block_impl.h). */
+static inline PKV_HD int64_t pkv_tree_level_bytes(int32_t rows) {
+  return (int64_t)pkv_tree_power(2 * rows) * 12 + (int64_t)rows * 8;
 }
 
 /* Bytes of keys, leaders and a desk for up to `rows` rows that share at most `units` units. */
@@ -124,10 +129,8 @@ static inline PKV_HD void *pkv_tree_memory_init(pkv_tree_input *in, void *memory
   unsigned char *at = (unsigned char *)memory;
   in->keys = (uint64_t *)(void *)at;
   at += units * rows * 8;
-  in->leader = (int32_t *)(void *)at;
-  at += (rows + 3) / 4 * 16;
-  in->units = (int32_t *)(void *)at;
-  at += (rows + 3) / 4 * 16;
+  in->found = (uint64_t *)(void *)at;
+  at += (rows + 1) * 8;
   return at + ((uintptr_t)at % 16 ? 16 - (uintptr_t)at % 16 : 0);
 }
 

@@ -6,12 +6,13 @@
  *   keys     a block of 256 a row: sums of mixed page ids at each unit's end, transposed so that
  *            those of all rows at one depth are neighbours. Reads the table once (rows x pages x 4
  *            bytes). Also zeroes the plan, the counters and the fault word.
- *   leaders  a block of 256 a row: 8-ary (4-ary beyond 512 rows) search for the deepest key that an
- *            earlier row has, then one comparison of ids with that row. Three to four dependent
- *            reads of L2.
+ *   levels   a block a unit, up to 264: a hash table in shared memory (41 KB at 1,024 rows) gives
+ *            the first row with each key. One read of keys, one of ids to confirm them. Beyond
+ *            2,048 rows `leaders` instead, a block a row with a 4-ary search over depth.
  *   plan     one block of 512: ranks, nodes, parts in shared memory (197 KB at 1,024 rows
  *            and 132 parts; beyond what the device has, in global memory). Bitonic sort in
- *            registers, pointer jumping, then sums over ranks and over cursors.
+ *            registers, pointer jumping, then sums over ranks and over cursors. Its code runs once
+ *            a step, and after a step it has left the caches: loops are not unrolled.
  * The phases are those of plan/tree_block_impl.h; here is what a block is.
  */
 #include "backend/cuda/cuda_launch.h"
@@ -21,16 +22,18 @@
 #define TREE_FN     static __device__ __forceinline__
 #define TREE_INLINE static __device__ __forceinline__
 #define TREE_FOR(i, count)                                                                         \
-  for (int32_t i = (int32_t)threadIdx.x, count_##i = (count); i < count_##i;                       \
-       i += (int32_t)blockDim.x)
+  PKV_ROLLED for (int32_t i = (int32_t)threadIdx.x, count_##i = (count); i < count_##i;            \
+                  i += (int32_t)blockDim.x)
 #define TREE_ONE    (threadIdx.x == 0)
 #define TREE_SYNC() __syncthreads()
 #define TREE_UNROLL _Pragma("unroll")
+#define TREE_SELDOM static __device__ __noinline__
 
 #define ALL_LANES 0xffffffffu
 
 /* Every thread's value by way of its warp's: combine is a warp's reduction, neutral its start. */
-template <typename T, typename F> static __device__ T tree_reduce(T x, T neutral, F combine) {
+template <typename T, typename F>
+static __device__ __forceinline__ T tree_reduce(T x, T neutral, F combine) {
   __shared__ T warps[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
   x = combine(x);
@@ -41,15 +44,15 @@ template <typename T, typename F> static __device__ T tree_reduce(T x, T neutral
   return x;
 }
 
-static __device__ int tree_any(int x) {
+static __device__ __noinline__ int tree_any(int x) {
   return tree_reduce(x, 0, [](int y) { return (int)__reduce_or_sync(ALL_LANES, (unsigned)y); });
 }
-static __device__ int32_t tree_least32(int32_t x) {
+static __device__ __noinline__ int32_t tree_least32(int32_t x) {
   return tree_reduce(x, INT32_MAX, [](int32_t y) { return __reduce_min_sync(ALL_LANES, y); });
 }
-static __device__ int64_t tree_least64(int64_t x) {
+static __device__ __noinline__ int64_t tree_least64(int64_t x) {
   return tree_reduce(x, (int64_t)INT64_MAX, [](int64_t y) {
-    for (int step = 16; step > 0; step /= 2) {
+    PKV_ROLLED for (int step = 16; step > 0; step /= 2) {
       const int64_t other = __shfl_xor_sync(ALL_LANES, y, step);
       if (other < y) y = other;
     }
@@ -106,7 +109,7 @@ template <typename A, typename B, typename C, typename D, typename E> struct tre
   /* Inclusive sums over the lanes, of which `count` matter. */
   __device__ __forceinline__ tree_sums upto(int lane, int count) const {
     tree_sums x = *this;
-    for (int step = 1; step < count; step *= 2) {
+    PKV_ROLLED for (int step = 1; step < count; step *= 2) {
       const tree_sums other = x.from(lane >= step ? lane - step : lane);
       if (lane >= step) x = x.plus(other);
     }
@@ -116,7 +119,7 @@ template <typename A, typename B, typename C, typename D, typename E> struct tre
 
 /* Threads take neighbouring runs; sums wrap as unsigned ones do. */
 template <typename A, typename B, typename C, typename D, typename E>
-static __device__ __forceinline__ void tree_scan(A a, B b, C c, D d, E e, int32_t n) {
+static __device__ __noinline__ void tree_scan(A a, B b, C c, D d, E e, int32_t n) {
   typedef tree_sums<A, B, C, D, E> sums;
   __shared__ sums warps[32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
@@ -124,9 +127,9 @@ static __device__ __forceinline__ void tree_scan(A a, B b, C c, D d, E e, int32_
   const int32_t each = (n + (int32_t)blockDim.x - 1) / (int32_t)blockDim.x;
   const int32_t from = min(n, (int32_t)threadIdx.x * each), to = min(n, from + each);
   sums sum = {0, 0, 0, 0, 0};
-  for (int32_t i = from; i < to; i++)
-    sum = sum.plus({tree_lane<A>::at(a, i), tree_lane<B>::at(b, i), tree_lane<C>::at(c, i),
-                    tree_lane<D>::at(d, i), tree_lane<E>::at(e, i)});
+  PKV_ROLLED for (int32_t i = from; i < to; i++) sum =
+      sum.plus({tree_lane<A>::at(a, i), tree_lane<B>::at(b, i), tree_lane<C>::at(c, i),
+                tree_lane<D>::at(d, i), tree_lane<E>::at(e, i)});
   const sums upto = sum.upto(lane, 32);
   if (lane == 31) warps[warp] = upto;
   __syncthreads();
@@ -135,7 +138,7 @@ static __device__ __forceinline__ void tree_scan(A a, B b, C c, D d, E e, int32_
   before = before.upto(lane, count).from(warp > 0 ? warp - 1 : 0);
   if (warp == 0) before = {0, 0, 0, 0, 0};
   sums at = before.plus(upto.minus(sum));
-  for (int32_t i = from; i < to; i++) {
+  PKV_ROLLED for (int32_t i = from; i < to; i++) {
     at.a = tree_lane<A>::put(a, i, at.a);
     at.b = tree_lane<B>::put(b, i, at.b);
     at.c = tree_lane<C>::put(c, i, at.c);
@@ -147,6 +150,29 @@ static __device__ __forceinline__ void tree_scan(A a, B b, C c, D d, E e, int32_
 
 static __device__ void tree_sort(uint64_t *keys, int32_t n);
 
+static __device__ __forceinline__ void tree_raise(uint64_t *to, uint64_t value) {
+  atomicMax((unsigned long long *)to, (unsigned long long)value);
+}
+/* By whole warps: one lane of each key goes to the table. */
+static __device__ __forceinline__ int32_t tree_claim(uint64_t *keys, int32_t *first, int32_t slots,
+                                                     uint64_t key, int32_t row) {
+  const unsigned peers = __match_any_sync(ALL_LANES, (unsigned long long)key);
+  const int lane = threadIdx.x % 32, head = __ffs((int)peers) - 1;
+  int32_t slot = 0;
+  if (lane == head && row != INT32_MAX) {
+    slot = (int32_t)((key ^ key >> 32) * 0x9e3779b1u >> 7) & (slots - 1);
+    for (;;) {
+      unsigned long long there = ((volatile unsigned long long *)keys)[slot];
+      if (there == ~0ull)
+        there = atomicCAS((unsigned long long *)&keys[slot], ~0ull, (unsigned long long)key);
+      if (there == ~0ull || there == key) break;
+      slot = (slot + 1) & (slots - 1);
+    }
+    atomicMin(&first[slot], row);
+  }
+  return __shfl_sync(ALL_LANES, slot, head);
+}
+
 #include "plan/tree_block_impl.h"
 
 /* KEYS keys a thread, blockDim apart; partners of a warp or a thread exchange in registers. */
@@ -157,8 +183,8 @@ template <int KEYS> static __device__ void tree_sort_registers(uint64_t *keys, i
     const uint32_t i = threadIdx.x + q * threads;
     key[q] = i < (uint32_t)n ? keys[i] : ~0ull;
   }
-  for (uint32_t k = 2; k <= size; k *= 2) {
-    for (uint32_t j = k / 2; j > 0; j /= 2) {
+  PKV_ROLLED for (uint32_t k = 2; k <= size; k *= 2) {
+    PKV_ROLLED for (uint32_t j = k / 2; j > 0; j /= 2) {
       unsigned long long other[KEYS];
       if (j >= 32 && j < threads) {
         __syncthreads();
@@ -202,8 +228,8 @@ static __device__ void tree_sort(uint64_t *keys, int32_t n) {
     tree_sort_registers<2>(keys, n);
     return;
   }
-  for (uint32_t k = 2; k <= (uint32_t)n; k *= 2) {
-    for (uint32_t j = k / 2; j > 0; j /= 2) {
+  PKV_ROLLED for (uint32_t k = 2; k <= (uint32_t)n; k *= 2) {
+    PKV_ROLLED for (uint32_t j = k / 2; j > 0; j /= 2) {
       TREE_FOR(i, n)
         pkv_tree_exchange(keys, (uint32_t)i, j, k);
       __syncthreads();
@@ -234,12 +260,15 @@ static __global__ void __launch_bounds__(ROW_THREADS)
     zeros.plan[i] = make_uint4(0, 0, 0, 0);
   for (int64_t i = thread; i < zeros.counter_count; i += threads)
     zeros.counters[i] = 0;
+  for (int64_t i = thread; i <= in.header.rows; i += threads)
+    in.found[i] = 0;
   if (thread == 0) *zeros.fault = 0;
   if ((int32_t)blockIdx.x < in.header.rows)
     tree_row_keys(&in, (int32_t)blockIdx.x, sums, ROW_UNITS);
 }
 
-template <int PROBES>
+#define PROBES 3
+
 static __global__ void __launch_bounds__(ROW_THREADS)
     tree_leaders(const __grid_constant__ pkv_tree_input in) {
   pkv_grid_release();
@@ -247,13 +276,38 @@ static __global__ void __launch_bounds__(ROW_THREADS)
   tree_row_leader(&in, (int32_t)blockIdx.x, PROBES);
 }
 
-/* desk: in global memory; NULL = in shared memory. */
+#define LEVEL_THREADS 512
+#define LEVEL_BLOCKS  264
+
+static __global__ void __launch_bounds__(LEVEL_THREADS)
+    tree_levels(const __grid_constant__ pkv_tree_input in) {
+  extern __shared__ __align__(16) unsigned char level_memory[];
+  const pkv_tree_core t = tree_core_of(&in);
+  tree_level l;
+  pkv_grid_release();
+  const int32_t most = tree_level_init(&l, &in, &t, level_memory);
+  tree_level_clear(&l);
+  __syncthreads();
+  pkv_grid_wait();
+  for (int32_t unit = blockIdx.x; unit < most; unit += gridDim.x) {
+    tree_level_find(&l, &in, &t, unit);
+    __syncthreads();
+    if (unit + gridDim.x < most) tree_level_clear(&l);
+    __syncthreads();
+  }
+}
+
+/* SHARED: the desk is in shared memory, else at `desk`. */
+template <bool SHARED>
 static __global__ void __launch_bounds__(PLAN_THREADS)
     tree_plan(const __grid_constant__ pkv_tree_input in, void *desk) {
   extern __shared__ __align__(16) unsigned char shared_desk[];
+  const pkv_tree_core t = tree_core_of(&in);
+  pkv_tree_desk d;
   pkv_grid_release();
+  pkv_tree_desk_init(&d, SHARED ? (void *)shared_desk : desk, &in, &t.core);
   pkv_grid_wait();
-  tree_block_plan(&in, desk ? desk : shared_desk);
+  tree_block_plan(&in, &t, &d);
 }
 
 extern "C" cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *dependent) {
@@ -265,10 +319,24 @@ extern "C" cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *depen
     e = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   room -= 4096; /* what the kernels have beside it */
   const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan, limit, room);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan<true>, limit, room);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_levels, limit, room);
   *desk_bytes = room;
   *dependent = major >= 9;
   return e;
+}
+
+/* Each row's leader. */
+static cudaError_t launch_search(const pkv_cuda_tree_params *p, void **arguments, int32_t rows,
+                                 int32_t units, cudaStream_t stream) {
+  const int64_t bytes = pkv_tree_level_bytes(rows);
+  if (rows > PKV_TREE_LEVEL_ROWS || bytes > p->desk_bytes)
+    return pkv_cuda_launch_kernel((const void *)tree_leaders, dim3((unsigned)rows), ROW_THREADS, 0,
+                                  p->dependent, arguments, stream);
+  const unsigned blocks = units < 1 ? 1 : units < LEVEL_BLOCKS ? (unsigned)units : LEVEL_BLOCKS;
+  return pkv_cuda_launch_kernel((const void *)tree_levels, dim3(blocks),
+                                rows <= LEVEL_THREADS / 2 ? LEVEL_THREADS / 2 : LEVEL_THREADS,
+                                (size_t)bytes, p->dependent, arguments, stream);
 }
 
 extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaStream_t stream) {
@@ -284,14 +352,11 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
   cudaError_t e =
       pkv_cuda_launch_kernel((const void *)tree_keys, dim3(rows > 0 ? (unsigned)rows : 1u),
                              ROW_THREADS, 0, false, of_keys, stream);
-  const void *leaders = rows <= 512 ? (const void *)tree_leaders<7> : (const void *)tree_leaders<3>;
-  if (e == cudaSuccess && rows > 0)
-    e = pkv_cuda_launch_kernel(leaders, dim3((unsigned)rows), ROW_THREADS, 0, p->dependent, of_keys,
-                               stream);
-  void *where = fits ? NULL : desk;
-  void *of_plan[] = {&in, &where};
+  if (e == cudaSuccess && rows > 0) e = launch_search(p, of_keys, rows, in.max_units, stream);
+  void *of_plan[] = {&in, &desk};
   if (e == cudaSuccess)
-    e = pkv_cuda_launch_kernel((const void *)tree_plan, dim3(1), PLAN_THREADS,
-                               fits ? (size_t)bytes : 0, p->dependent, of_plan, stream);
+    e = pkv_cuda_launch_kernel(
+        fits ? (const void *)tree_plan<true> : (const void *)tree_plan<false>, dim3(1),
+        PLAN_THREADS, fits ? (size_t)bytes : 0, p->dependent, of_plan, stream);
   return e;
 }
