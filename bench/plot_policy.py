@@ -67,7 +67,8 @@ def draw(found, out):
         share = [100 * (i + 1) / len(values) for i in range(len(values))]
         right.step([100 * v for v in values], share, where="post", label=policy)
     right.axvline(3, color="0.7", linewidth=1)
-    right.set(xscale="symlog", xlabel="regret, %", ylabel="batches with at most that, %")
+    right.set(xscale="symlog", xlim=(0, None),
+              xlabel="regret, %", ylabel="batches with at most that, %")
     right.legend(fontsize=7, loc="lower right")
     row = next(iter(found[0].values()))
     figure.suptitle(f"{row['device']}: {len(found)} held-out batches", fontsize=10)

@@ -29,7 +29,7 @@ typedef enum pkv_cost_feature {
   PKV_COST_LAUNCHES = 1, /* launches beyond the first */
   PKV_COST_BYTES = 2,    /* MB (10^6) of K and V that are read, a bucket's padding included */
   PKV_COST_RAMP = 3,     /* the first 32 MB of them: a short read does not reach full speed */
-  /* KB of the busiest slot: for each launch the longest task, or an even share if that is more */
+  /* KB of the busiest slot: for each launch the longest task, or an even share and a tail */
   PKV_COST_SPAN = 4,
   PKV_COST_WAVES = 5,  /* rounds of tasks over the slots, summed over launches, less one each */
   PKV_COST_TASKS = 6,  /* thousands of tasks */

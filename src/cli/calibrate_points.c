@@ -58,6 +58,7 @@ static bool read_point(calibrate_point *out, char **word) {
   for (int32_t i = 0; i < F; i++)
     if (!pkv_parse_f64(&out->features[i], word[6 + i], 0, 1e15)) return false;
   out->batch = (int32_t)batch;
+  out->shares = strcmp(word[1], "shared") == 0;
   return true;
 }
 
@@ -137,6 +138,7 @@ pkv_status calibrate_points_add(calibrate_points *p, const route_times *t, const
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
     calibrate_point point = {.batch = p->batches,
                              .kind = kind,
+                             .shares = strcmp(mix, "shared") == 0,
                              .attend_us = times[kind].attend_us,
                              .plan_us = times[kind].plan_us};
     if (!times[kind].done) continue;
@@ -167,7 +169,7 @@ static pkv_status fit_kind(pkv_route_cost *cost, const calibrate_points *p, int3
   memset(cost, 0, sizeof *cost);
   for (int32_t i = 0; i < p->count; i++) {
     const calibrate_point *point = &p->points[i];
-    if (point->kind != kind) continue;
+    if (point->kind != kind || (point->shares && kind != PKV_ROUTE_SHARED)) continue;
     memcpy(features + (size_t)n * F, point->features, F * sizeof(double));
     us[n] = point->attend_us;
     plan[n++] = point->plan_us > 0.05 ? point->plan_us : 0.05;

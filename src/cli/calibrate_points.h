@@ -17,6 +17,7 @@
 
 typedef struct calibrate_point {
   int32_t batch, kind;
+  bool shares; /* rows of the batch share prefixes */
   double attend_us, plan_us;
   double features[PKV_COST_FEATURES];
 } calibrate_point;
@@ -36,7 +37,8 @@ void calibrate_points_close(calibrate_points *p);
 /* All routes of the next batch, written through. */
 pkv_status calibrate_points_add(calibrate_points *p, const route_times *t, const char *mix,
                                 const bench_batch *batch, const route_time *times, pkv_error *err);
-/* Fits every kind that has points into model->cost. */
+/* Fits every kind that has points into model->cost. Batches whose rows share prefixes count for
+ * route shared only: what the others read twice may come from a cache, which the model has not. */
 pkv_status calibrate_fit(pkv_cost_model *model, const calibrate_points *p, pkv_error *err);
 double calibrate_predict(const pkv_route_cost *cost, const double *features);
 

@@ -49,10 +49,16 @@ static int64_t seen_tokens(const pkv_policy_batch *batch, int32_t row) {
   return batch->shape->window > 0 && window < length ? window : length;
 }
 
-/* A launch of `tasks` tasks that walk `tokens` in all, the longest `longest` of them. */
+/*
+ * A launch of `tasks` tasks that walk `tokens` in all, the longest `longest` of them. Where tasks
+ * queue for slots and differ, half of what the longest has over the mean comes on top of the even
+ * share: a long one may start late.
+ */
 static void add_launch(const tally *t, int64_t tasks, int64_t tokens, int64_t longest) {
-  const double even = (double)tokens / (double)t->slots;
-  const double span = even > (double)longest ? even : (double)longest;
+  double span = (double)tokens / (double)t->slots;
+  if (tasks > t->slots && (double)longest * (double)tasks > (double)tokens)
+    span += ((double)longest - (double)tokens / (double)tasks) / 2;
+  if ((double)longest > span) span = (double)longest;
   t->f[PKV_COST_SPAN] += span * (double)t->token_bytes * 1e-3;
   t->f[PKV_COST_TASKS] += (double)tasks * 1e-3;
   if (tasks > t->slots) t->f[PKV_COST_WAVES] += (double)(div_up(tasks, t->slots) - 1);
