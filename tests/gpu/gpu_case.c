@@ -147,12 +147,14 @@ void gpu_replan(gpu_case *g, pkv_device_plan *plan, const pkv_plan_options *opti
     return;
   }
   attn_plan host;
-  attn_plan_init(&host, g->host, options);
+  attn_plan_init(&host, g->host, &plan->options); /* with the device's defaults filled in */
   assert_int_equal(host.status, PKV_OK);
   OK(pkv_device_plan_upload(plan, host.plan, NULL, err));
   OK(pkv_device_synchronize(gpu, NULL, err));
   attn_plan_deinit(&host);
 }
+
+#define POISON_BYTES ((size_t)16 << 20)
 
 void gpu_poison_plan(pkv_device_plan *plan, int byte, uint64_t seed) {
   const struct {
@@ -170,10 +172,12 @@ void gpu_poison_plan(pkv_device_plan *plan, int byte, uint64_t seed) {
       gpu_fill(all[i].at, byte, all[i].bytes);
       continue;
     }
-    uint64_t *noise = malloc(all[i].bytes + 8);
-    for (size_t k = 0; k <= all[i].bytes / 8; k++)
+    /* Bounds on slots go into gigabytes; what a plan uses lies at their front. */
+    const size_t bytes = all[i].bytes < POISON_BYTES ? all[i].bytes : POISON_BYTES;
+    uint64_t *noise = malloc(bytes + 8);
+    for (size_t k = 0; k <= bytes / 8; k++)
       noise[k] = pkv_rng_next(&rng);
-    gpu_copy(all[i].at, noise, all[i].bytes);
+    gpu_copy(all[i].at, noise, bytes);
     OK(pkv_device_synchronize(gpu, NULL, err));
     free(noise);
   }

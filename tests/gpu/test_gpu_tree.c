@@ -82,12 +82,13 @@ static void test_random_trees(void **state) {
     pkv_rng rng;
     pkv_rng_init(&rng, (uint64_t)seed);
     const int32_t page = PICK(&rng, pages), most = seed % 8 ? 200 : 1500;
+    const int longest_node = page < 16 ? 8 : 12; /* tables of some MB, not of hundreds */
     pkv_device_plan *dp = plan_for(&rng, page, most, 1 << 17);
     for (int i = 0; i < 4; i++) {
       char what[64];
       tree_batch b;
       tree_batch_random(&b, &rng, page, (int32_t)pkv_rng_range(&rng, 1, 7),
-                        2 << pkv_rng_below(&rng, 6), 1 << pkv_rng_range(&rng, 4, 12),
+                        2 << pkv_rng_below(&rng, 6), 1 << pkv_rng_range(&rng, 4, longest_node),
                         (int32_t)pkv_rng_range(&rng, 1, most), 500);
       snprintf(what, sizeof what, "seed %d tree %d of %d rows", seed, i, b.rows);
       if (i == 2) gpu_poison_plan(dp, -1, 7);
