@@ -8,14 +8,14 @@
 
 /*
  * Costs on a GPU, in 64ths of a tile of a private row: docs/notes/cuda-shared.md. Half of a node's
- * tile, 64 tokens, takes an SM not quite twice as long as a row's tile; starting a row costs a
- * look-up, its query and a fold, as much as two and a half tiles.
+ * tile, 64 tokens, takes an SM half as long again as a row's tile; starting a row costs a look-up,
+ * its query and a fold, as much as two tiles.
  */
 static void set_costs(pkv_plan_options *o) {
   if (o->tile_cost || o->segment_cost || o->node_tile_cost || o->node_segment_cost) return;
   o->tile_cost = 64;
-  o->segment_cost = 160;
-  o->node_tile_cost = 112;
+  o->segment_cost = 120;
+  o->node_tile_cost = 96;
   o->node_segment_cost = 384;
 }
 

@@ -74,10 +74,10 @@ template <typename KV, int HD, typename Walk = pkv_walk> struct pkv_feed {
   /* Issues the copies of the next step, and the page ids of those after, if none are left. */
   template <typename P, typename Work>
   __device__ __forceinline__ void push(const P &p, const Work &work, int warp, int lane) {
-    const pkv_walk at = walk;
+    const Walk at = walk;
     const int page = pkv_runs(p) ? __shfl_sync(0xffffffffu, pages, step) : pages;
     if (walk.row >= 0) {
-      walk.at += PKV_STEP_TOKENS;
+      walk.at += walk.step();
       bool more = pkv_runs(p) && ++step < 32;
       if (walk.at >= walk.end) {
         skip(p, work);

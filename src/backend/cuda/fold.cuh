@@ -276,6 +276,30 @@ static __device__ __forceinline__ void pkv_fold_warps(pkv_state<HD, NT> &s, pkv_
   }
 }
 
+/*
+ * As pkv_fold_warps for a piece that this warp has had alone: its place in the exchange, where no
+ * other warp looks before it announces an event, turns the state round.
+ */
+template <typename KV, int HD, int NT, typename F>
+static __device__ __forceinline__ void pkv_fold_alone(pkv_state<HD, NT> &s,
+                                                      const pkv_exchange<HD> &x, int rows, int warp,
+                                                      int lane, F done) {
+  pkv_state_finish(s);
+  for (int first = 0; first < rows; first += x.turn_rows) {
+    x.acquire();
+    pkv_deposit<KV, HD, NT>(s, x, first, rows, warp, lane);
+    __syncwarp();
+    const int buffer = x.buffer(), here = min(x.turn_rows, rows - first);
+#pragma unroll 1
+    for (int i = lane; i < here * (HD / 4); i += 32) {
+      const int r = i / (HD / 4), d = i % (HD / 4) * 4;
+      const float2 ml = x.stats_of(buffer, warp)[r];
+      done(first + r, d, pkv_item{ml.x, ml.y, *(const float4 *)(x.state_of(buffer, warp, r) + d)});
+    }
+    __syncwarp();
+  }
+}
+
 /* ------------------------------------------------------------------------------------------
  * Between CTAs
  * ---------------------------------------------------------------------------------------- */

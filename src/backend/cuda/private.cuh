@@ -2,38 +2,60 @@
 /*
  * Route shared, the rows' private parts: grid (half parts, tiles of 8 query rows), 4 warps a CTA,
  * the slices, ring and exchange of decode.cuh. Every piece leaves its states in its slot, but for
- * a row that shares nothing and is whole. It runs beside the node kernel ahead of it in the stream
- * and ends after it, so that what comes next may wait for this kernel alone.
+ * a row that shares nothing and is whole. Where a half has many pieces, a short one is one warp's,
+ * the warps in turn: more slices for it, but no meeting of warps, which takes longer. It runs
+ * beside the node kernel ahead of it in the stream and ends after it, so that what comes next may
+ * wait for this kernel alone.
  */
 #ifndef PKV_CUDA_PRIVATE_CUH
 #define PKV_CUDA_PRIVATE_CUH
 
 #include "backend/cuda/decode.cuh"
 
-/* A walk over the pieces of half a part, in order. */
+#define PKV_ALONE_TOKENS 128             /* the longest piece that one warp takes */
+#define PKV_ALONE_PIECES (2 * PKV_WARPS) /* of a half, from which on warps do */
+
+/* A walk of one warp over the pieces of half a part, in order: those of all warps and its own. */
 struct pkv_private_walk : pkv_walk {
   pkv_private_cursor at_cursor;
   int slot;
-  bool whole;
-  int number; /* of the piece */
+  bool whole, alone; /* alone: this piece is the warp's own */
+  int number;        /* of the piece, for this warp */
+  int turn;          /* the warp that the next short piece falls to */
+
+  __device__ __forceinline__ int step() const {
+    return alone ? PKV_SLICE_TOKENS : PKV_STEP_TOKENS;
+  }
+  __device__ __forceinline__ int share(int warp) const {
+    return alone ? 0 : warp * PKV_SLICE_TOKENS;
+  }
 };
 
 /* Where the work ends, and where its pieces are looked up. */
 struct pkv_private_work {
   const pkv_tree_view *view;
   pkv_private_cursor end;
+  int warp;
+  int alone; /* most tokens of a piece for one warp */
 };
 
 template <typename P>
 static __device__ __forceinline__ void pkv_walk_next(pkv_private_walk &w, const P &p,
                                                      const pkv_private_work &work) {
   pkv_private_piece piece;
-  do
+  for (;;) {
     if (!pkv_tree_next_private_piece(&piece, work.view, &w.at_cursor, &work.end)) {
       w.row = -1;
       return;
     }
-  while (piece.unit_begin == piece.unit_end && !piece.whole); /* it writes nothing */
+    const int units = piece.unit_end - piece.unit_begin;
+    if (units == 0 && !piece.whole) continue; /* it writes nothing */
+    w.alone = units * p.unit_tokens <= work.alone;
+    if (!w.alone) break;
+    const bool mine = w.turn == work.warp;
+    w.turn = w.turn + 1 == PKV_WARPS ? 0 : w.turn + 1;
+    if (mine) break;
+  }
   w.row = piece.row;
   w.head = piece.kv_head;
   w.len = piece.length;
@@ -64,11 +86,14 @@ __global__ void __launch_bounds__(PKV_THREADS,
   /* The last halves first: those at the front belong to parts with node work and are empty, and
      CTAs that the first wave has no room for start when the node kernel ends. */
   const int half = 2 * s.parts - 1 - (int)blockIdx.x;
-  pkv_private_work work = {&s.view, s.view.private_cursors[half + 1]};
   pkv_private_walk now;
   now.at_cursor = s.view.private_cursors[half];
+  pkv_private_work work = {&s.view, s.view.private_cursors[half + 1], warp, 0};
+  const int pieces = (work.end.rank - now.at_cursor.rank) * s.view.kv_heads + work.end.kv_head -
+                     now.at_cursor.kv_head;
+  if (pieces >= PKV_ALONE_PIECES) work.alone = PKV_ALONE_TOKENS;
   now.next_len = 0;
-  now.number = 0;
+  now.number = now.turn = 0;
   pkv_walk_next(now, p, work);
   pkv_feed<KV, HD, pkv_private_walk> feed;
   feed.start(now, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * ring_bytes), warp,
@@ -85,16 +110,19 @@ __global__ void __launch_bounds__(PKV_THREADS,
   for (;;) {
     while (filling == 0 && (open_piece == 0 || now.at >= now.end)) {
       if (open_piece) {
-        pkv_fold_warps<KV, HD, 1>(
-            state, x, rows, warp, lane, [&](int m, int d, const pkv_item &item) {
-              if (now.whole) {
-                pkv_item_store(p, now.row, now.head, tile * 8 + m, d, item);
-                return;
-              }
-              float *to = s.private_slots +
-                          ((int64_t)now.slot * states + tile * 8) * pkv_slot_row<HD>::floats;
-              pkv_item_to_slot<HD>(to, m, d, item);
-            });
+        const auto out = [&](int m, int d, const pkv_item &item) {
+          if (now.whole) {
+            pkv_item_store(p, now.row, now.head, tile * 8 + m, d, item);
+            return;
+          }
+          float *to =
+              s.private_slots + ((int64_t)now.slot * states + tile * 8) * pkv_slot_row<HD>::floats;
+          pkv_item_to_slot<HD>(to, m, d, item);
+        };
+        if (now.alone)
+          pkv_fold_alone<KV, HD, 1>(state, x, rows, warp, lane, out);
+        else
+          pkv_fold_warps<KV, HD, 1>(state, x, rows, warp, lane, out);
         pkv_walk_next(now, p, work);
       }
       if (now.row < 0) break;
@@ -122,7 +150,7 @@ __global__ void __launch_bounds__(PKV_THREADS,
                                 feed.ring + (uint32_t)(slot * C::stage_bytes), tile, warp, lane);
     __syncwarp();
     slot = slot + 1 == p.stages ? 0 : slot + 1;
-    now.at += PKV_STEP_TOKENS;
+    now.at += now.step();
   }
   pkv_copy_wait<0>();
   pkv_grid_wait();

@@ -11,10 +11,8 @@
 #include "backend/cuda/kv_types.cuh"
 #include "backend/cuda/walk.cuh"
 
-#define PKV_WARPS        4
-#define PKV_THREADS      (PKV_WARPS * 32)
-#define PKV_SLICE_TOKENS 16
-#define PKV_LOG2_E       1.44269504f
+#define PKV_THREADS (PKV_WARPS * 32)
+#define PKV_LOG2_E  1.44269504f
 
 template <int BYTES> struct pkv_bits;
 template <> struct pkv_bits<1> { typedef uint8_t type; };
@@ -24,11 +22,11 @@ template <> struct pkv_bits<2> { typedef uint16_t type; };
  * Page ids, read from the walk on. Runs (16 tokens lie on one page): of this warp's slices of 32
  * steps, a lane each. Else: of this lane's token (lane & 15) of one step. -1 where there is none.
  */
-template <typename P>
-static __device__ __forceinline__ int pkv_fetch_pages(const pkv_walk &w, const P &p, int warp,
+template <typename Walk, typename P>
+static __device__ __forceinline__ int pkv_fetch_pages(const Walk &w, const P &p, int warp,
                                                       int lane) {
   if (w.row < 0) return -1;
-  int token = w.at + warp * PKV_SLICE_TOKENS + (pkv_runs(p) ? lane * PKV_STEP_TOKENS : lane & 15);
+  int token = w.at + w.share(warp) + (pkv_runs(p) ? lane * w.step() : lane & 15);
   if (token >= w.end) return -1;
   if (pkv_window(p) > 0) { /* pages before every query's window may be gone */
     const int last = pkv_runs(p) ? token + PKV_SLICE_TOKENS - 1 : token;
@@ -127,11 +125,11 @@ static __device__ __forceinline__ void pkv_copy_tokens(const pkv_walk &w, const 
 }
 
 /* Copies the slice at w to `to` and commits; `page` is its page, or this lane's token's. */
-template <typename KV, int HD, typename P>
-static __device__ __forceinline__ void pkv_copy_slice(const pkv_walk &w, const P &p, int page,
+template <typename KV, int HD, typename Walk, typename P>
+static __device__ __forceinline__ void pkv_copy_slice(const Walk &w, const P &p, int page,
                                                       uint32_t to, uint64_t policy, int warp,
                                                       int lane) {
-  const int base = w.at + warp * PKV_SLICE_TOKENS;
+  const int base = w.at + w.share(warp);
   if (w.row >= 0 && base < w.end) {
     if (pkv_runs(p) && (pkv_is_plain(p) || w.end <= w.len)) /* else padded */
       pkv_copy_run<KV, HD>(w, p, page, to, base, policy, lane);
@@ -299,12 +297,12 @@ static __device__ __forceinline__ void pkv_softmax(pkv_state<HD, NT> &s, float c
 }
 
 /* S^T = K q^T, online softmax, acc^T += V^T P^T over the slice in shared memory at `from`. */
-template <typename KV, int HD, int NT, typename P>
+template <typename KV, int HD, int NT, typename Walk, typename P>
 static __device__ __forceinline__ void
-pkv_slice_attend(pkv_state<HD, NT> &s, const pkv_query<HD, NT> &q, const pkv_walk &w, const P &p,
+pkv_slice_attend(pkv_state<HD, NT> &s, const pkv_query<HD, NT> &q, const Walk &w, const P &p,
                  float scale, uint32_t from, int tile, int warp, int lane) {
   typedef typename KV::mma MMA;
-  const int base = w.at + warp * PKV_SLICE_TOKENS;
+  const int base = w.at + w.share(warp);
   if (base >= w.end) return;
   float c[NT][4] = {}, odd[NT][4] = {}; /* two chains: latency is what a slice waits for */
 #pragma unroll

@@ -11,7 +11,9 @@
 
 #include "backend/cuda/cuda_params.h"
 
-#define PKV_STEP_TOKENS 64
+#define PKV_WARPS        4
+#define PKV_SLICE_TOKENS 16 /* of a warp in a step */
+#define PKV_STEP_TOKENS  (PKV_WARPS * PKV_SLICE_TOKENS)
 
 /*
  * The parameters of a plain call, which most are: one query token a row, up to 8 query heads a KV
@@ -51,6 +53,14 @@ struct pkv_walk {
   int at, end;   /* tokens of the step that is next, and where the piece ends */
   int len;       /* of the row */
   int next_len;  /* of the row before, read ahead */
+
+  /* Tokens that a step takes, and where this warp's share of them starts. */
+  __device__ __forceinline__ int step() const {
+    return PKV_STEP_TOKENS;
+  }
+  __device__ __forceinline__ int share(int warp) const {
+    return warp * PKV_SLICE_TOKENS;
+  }
 };
 
 /* Where a CTA's work starts and ends: from begin up to end, which lies after it on the line. */
