@@ -7,8 +7,8 @@
 The model of `pkv bench sched --simulate` (src/cli/bench_sched_cost.h), a layer:
 
     read latency + row time * rows + (unique + missed) / memory rate + hit / L2 rate
-    hit = (total - unique) * min(1, L2 / working set), the working set being what rows share;
-    all of it with no more rows than SMs: they read the shared prefix side by side
+    hit = (total - unique) * min(1, L2 / working set) ^ 0.5, the working set being what rows share;
+    all of it with one group, or no more rows than SMs: they read a part of it at a time
 
 Unknown are latency, row time, both rates and L2's size. Half of the cells are fitted and the others
 checked, then the other way round, then all are fitted; errors are relative. Cells of the comparison
@@ -66,7 +66,8 @@ def columns(rows, l2, sms):
     again = total - unique
     share = numpy.minimum(1.0, numpy.divide(l2, shared, out=numpy.ones_like(shared),
                                             where=shared > 0))
-    hit = again * numpy.where(count <= sms, 1.0, share)
+    copies = numpy.divide(again, shared, out=numpy.zeros_like(shared), where=shared > 0) + 1
+    hit = again * numpy.where((count <= sms) | (count / copies < 1.5), 1.0, numpy.sqrt(share))
     return numpy.stack([numpy.ones(len(rows)), count, unique + again - hit, hit], axis=1)
 
 

@@ -8,7 +8,8 @@
  *     ordinary  max(products / rate, (unique + missed) / bandwidth + hit / L2 rate)
  *               all rows read all their tokens. A token that another row has too is a hit with the
  *               chance min(1, L2 / bytes of one layer's shared tokens), else missed; with no
- *               more rows than `side_by_side` it is a hit: all read the same part at a time
+ *               more rows than `side_by_side`, or one group, it is a hit: rows read the same
+ *               part at a time; else, with side_by_side, the root of that chance
  *     shared    products / rate + unique / bandwidth: what rows share is read once
  *   prefill   GEMM flops of the new tokens / GEMM rate + their attention products / rate, in the
  *             step, before the decode
