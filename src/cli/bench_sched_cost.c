@@ -16,8 +16,9 @@ const sched_shape sched_shapes[SCHED_SHAPES] = {
 };
 
 /* h200: route balanced on one, fitted to 71 steps (mean error 4.1 %, 62 within 10 %, largest
-   15.0 %); GEMM and products as measured on one, a step's base of another engine. h200-fa3: another engine's attention; step and L2 rate
-   are read off two of its steps, not fitted. rtx6000-ada: its data sheet, with the same step. */
+   15.0 %); GEMM and products as measured on one, a step's base of another engine. h200-fa3: another
+   engine's attention; step and L2 rate are read off two of its steps, not fitted. rtx6000-ada: its
+   data sheet, with the same step. */
 static const sched_device devices[] = {
     {"h200", 4.34, 4.65, 34, 9.71, 1600, 770, 600, 110, 0.085, 132},
     {"h200-fa3", 4.63, 5.2, 60, 6.2, 1600, 770, 600, 110, 0, 0},
