@@ -8,6 +8,7 @@
 #define PKV_ENGINE_H
 
 #include "pkv/pkv.h"
+#include "pkv/sched.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -203,14 +204,25 @@ typedef struct pkv_engine_options {
   pkv_route route;
   /* 1 (default): a request's tokens do not depend on what runs beside it. */
   int32_t batch_invariant;
-  int32_t prefix_sharing; /* 1 (default): equal prompt prefixes of live requests share pages */
+  int32_t prefix_sharing; /* 1 (default): equal prefixes share pages */
   int32_t route_stats;    /* 1: also count what each route would read (kv_bytes_route) */
   const pkv_allocator *allocator;
+  /* 1 (default; needs prefix_sharing): whole pages of ended requests stay in the cache until others
+     need the room, least recently used first. 0: only live requests share. */
+  int32_t prefix_cache;
+  /* Who is admitted next, and whether anybody is (sched.h). FCFS and ALWAYS by default. */
+  pkv_sched_order order;
+  pkv_sched_policy admission;
+  /* Prompt tokens a step while other requests decode: bounds how long their next token takes.
+     0 = prefill_chunk. Decoding requests get their token in every step whatever waits. */
+  int32_t prefill_beside;
+  float k_scale, v_scale; /* of an fp8 cache; 0 = 1 */
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
-        PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL                        \
+        PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL, 1, PKV_SCHED_FCFS,    \
+        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f                                                            \
   }
 
 /*
@@ -226,6 +238,15 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_engine_create(pkv_engine **out, const pkv_
 PKV_API void pkv_engine_destroy(pkv_engine *engine);
 
 #define PKV_MAX_TOP_LOGPROBS 20
+#define PKV_MAX_CHOICES      128
+#define PKV_MAX_STOPS        16
+#define PKV_MAX_STOP_BYTES   256
+#define PKV_MAX_LOGIT_BIAS   1024
+
+typedef struct pkv_logit_bias {
+  int32_t token;
+  float bias; /* added to the logit, -100 .. 100; -100 or less counts as never */
+} pkv_logit_bias;
 
 typedef struct pkv_request {
   uint32_t struct_size;
@@ -244,13 +265,40 @@ typedef struct pkv_request {
   int32_t echo;
   int32_t ignore_end; /* 1: end tokens do not end the request */
   void *user;         /* handed back in events */
+  /* 0 = off, else 0 .. 1: a token needs at least this share of the best one's probability; after
+     temperature, top_k and top_p. */
+  float min_p;
+  /* 0 or 1 = none, 0.01 .. 100: divides a positive and multiplies a negative logit of every token
+     that the prompt or the answer holds, once each. */
+  float repetition_penalty;
+  /* -2 .. 2, of the answer's tokens only: presence once a token, frequency for each occurrence. */
+  float presence_penalty, frequency_penalty;
+  const pkv_logit_bias *logit_bias; /* [logit_bias_count], copied */
+  int32_t logit_bias_count;
+  int32_t min_tokens; /* end tokens are not sampled, and stop strings not looked for, before */
+  /* [stop_count] texts of 1 .. 256 bytes, copied: the answer ends where its text holds one, also
+     across tokens. One that is a control token's own text matches that token. */
+  const char *const *stop;
+  int32_t stop_count;
+  /* Answers to this prompt, 0 or 1 = one: one id, each answer with events and an end of its own.
+     They share the prompt's pages; answer c draws from (seed, c, position). Counts as n requests
+     for max_requests. Not with echo. */
+  int32_t n;
+  /* Only requests of one salt share pages: a client's own number keeps its prompts from others'
+     timing. */
+  uint64_t cache_salt;
+  uint64_t adapter; /* stands for what else changes K and V; like a salt */
+  int32_t priority; /* for orders that know one: lower is more urgent */
 } pkv_request;
 #define PKV_REQUEST_INIT                                                                           \
-  { (uint32_t)sizeof(pkv_request), NULL, 0, 16, 0.0f, 0, 0.0f, 0u, 0, 0, 0, 0, NULL }
+  {                                                                                                \
+    (uint32_t)sizeof(pkv_request), NULL, 0, 16, 0.0f, 0, 0.0f, 0u, 0, 0, 0, 0, NULL, 0.0f, 0.0f,   \
+        0.0f, 0.0f, NULL, 0, 0, NULL, 0, 0, 0u, 0u, 0                                              \
+  }
 
 typedef enum pkv_finish {
   PKV_FINISH_NONE = 0,   /* goes on */
-  PKV_FINISH_STOP = 1,   /* the model ended */
+  PKV_FINISH_STOP = 1,   /* the model ended, or a stop string came */
   PKV_FINISH_LENGTH = 2, /* max_tokens, or the context is full */
   PKV_FINISH_CANCELLED = 3,
   PKV_FINISH_ERROR = 4 /* logits were not finite; other requests go on */
@@ -261,8 +309,8 @@ typedef struct pkv_logprob {
   float logprob;
 } pkv_logprob;
 
-/* One token of one request. The last event of a request carries finish != NONE; its token may
-   then be -1. */
+/* One token of one answer. The last event of an answer carries finish != NONE; its token may then
+   be -1. */
 typedef struct pkv_event {
   int64_t request;
   void *user;
@@ -274,18 +322,24 @@ typedef struct pkv_event {
   float logprob;
   int32_t top_count;
   pkv_logprob top[PKV_MAX_TOP_LOGPROBS]; /* best first */
+  int32_t choice;                        /* 0 .. n - 1 */
+  int32_t cached_tokens; /* of the prompt, found in the cache when this answer began */
+  int32_t preemptions;   /* of this answer so far */
+  /* Which stop string ended the answer (-1 = none), and how many bytes at the end of its text
+     (tokens' texts without control tokens) are that string's and not the answer's. */
+  int32_t stop_index, stop_bytes;
 } pkv_event;
 
 /*
- * Queues a request; first come, first served. *id >= 1 on success. E_LIMIT: the prompt leaves no
+ * Queues a request. *id >= 1 on success. E_LIMIT: the prompt leaves no
  * room in the longest sequence (a prompt that is only scored may fill it), or max_requests are here
  * already. E_RANGE: a token outside the vocabulary. max_tokens may exceed what is left of the
  * context: the request then ends with PKV_FINISH_LENGTH when the context is full. May allocate.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine,
                                                     const pkv_request *request, pkv_error *err);
-/* Ends a request with PKV_FINISH_CANCELLED at the next step. An unknown or finished id is no
-   error. */
+/* Ends all answers of a request with PKV_FINISH_CANCELLED at the next step. An unknown or finished
+   id is no error. */
 PKV_API void pkv_engine_cancel(pkv_engine *engine, int64_t id);
 /*
  * One step: admit, plan, forward, sample. Every decoding request advances by one token, and
@@ -299,14 +353,14 @@ PKV_API void pkv_engine_cancel(pkv_engine *engine, int64_t id);
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_step(pkv_event *events, size_t capacity, size_t *count,
                                                   pkv_engine *engine, pkv_error *err);
-PKV_API int32_t pkv_engine_pending(const pkv_engine *engine); /* requests running or waiting */
+PKV_API int32_t pkv_engine_pending(const pkv_engine *engine); /* answers running or waiting */
 
 typedef struct pkv_engine_stats {
   uint32_t struct_size;
   int32_t max_seq_len; /* longest sequence this engine takes, prompt and answer */
   int64_t steps, preemptions;
   int64_t prompt_tokens;        /* of requests when they first ran ... */
-  int64_t prompt_tokens_reused; /* ... of which in pages taken over from another live request */
+  int64_t prompt_tokens_reused; /* ... of which found in the cache or taken over from a live one */
   int64_t prefill_tokens;       /* computed in prefill, again after a preemption included */
   int64_t decode_tokens;        /* computed one a request and step */
   int64_t generated_tokens;
@@ -320,13 +374,24 @@ typedef struct pkv_engine_stats {
   int64_t shared_steps; /* steps that read shared prefixes once for all (route shared) */
   /* A step that does both is split by its tokens. */
   double prefill_seconds, decode_seconds;
+  /* pages_in_use: of live requests. Cached ones are kept for later and evicted when room is needed.
+     in use + cached + free = total, always. */
+  int64_t pages_cached, pages_free;
+  int64_t evictions;   /* pages that left the cache for others */
+  int64_t forks;       /* answers that took the prompt's pages from another of the same request */
+  int64_t page_copies; /* pages copied because a writer found them shared */
+  int64_t admissions, sched_stops;    /* requests started; times that the policy said stop */
+  int64_t cancelled, failed, stopped; /* answers by end: cancelled, error, stop */
+  int64_t decode_steps;               /* steps with decoding rows */
 } pkv_engine_stats;
 #define PKV_ENGINE_STATS_INIT                                                                      \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, \
-        0                                                                                          \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                         \
   }
 
+/* Forgets the pages that no live request uses. */
+PKV_API void pkv_engine_clear_cache(pkv_engine *engine);
 /* Fills a struct that was set to PKV_ENGINE_STATS_INIT. */
 PKV_API void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine);
 

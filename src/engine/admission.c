@@ -1,27 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who runs. First come, first served; a request starts when a row is free and its known tokens fit
- * beside what the running ones still need.
+ * Who runs. A request starts when a row is free and its known tokens fit beside what the running
+ * ones still need.
  *
- * Shared prefixes. Whole pages of equal prompt tokens are taken over by reference from a running
- * request (chained page hashes find the length, a comparison of the tokens decides). The last token
- * of a request is never taken over: something has to be computed to get its logits. A request that
- * would find more pages once a running one has got further waits for that instead of computing the
- * same again; whoever behind it shares nothing goes first. The wait is bounded by the other's
- * prefill, and ends at once when that one ends or is preempted.
+ * Prefixes. Every page of a running request is offered to the prefix cache as soon as it is whole,
+ * and a request starts with the pages of its known tokens that are there. The last token is never
+ * taken over: something has to be computed to get its logits. A request that would find more pages
+ * once a running one has got further waits for that instead of computing the same again; whoever
+ * behind it shares nothing goes first. The wait is bounded by the other's prefill, and ends at once
+ * when that one ends or is preempted. Answers of one request take the whole prompt from each other,
+ * the last page by copy on write.
  *
- * Pages are taken step by step. When there are none left, the youngest running request gives all of
- * its pages back and returns to its place in the queue; it is computed again later. The oldest
- * therefore always advances, and any request fits alone (pkv_engine_submit).
+ * Pages are taken step by step. When there are none left, idle ones leave the cache; when that is
+ * empty, the youngest running request gives all of its pages back and returns to its place in the
+ * queue; it is computed again later, from what the cache still has. The oldest therefore always
+ * advances, and any request fits alone (pkv_engine_submit).
  */
 #include "engine/engine_state.h"
 
 #include <string.h>
 
-/* Inserts by id; both lists are short, and mostly appended to. */
-static void insert_by_id(const pkv_engine *e, int32_t *list, int32_t *count, int32_t slot) {
+/* Inserts by order of arrival; both lists are short, and mostly appended to. */
+static void insert_by_order(const pkv_engine *e, int32_t *list, int32_t *count, int32_t slot) {
   int32_t at = *count;
-  while (at > 0 && e->seqs[list[at - 1]].id > e->seqs[slot].id) {
+  while (at > 0 && e->seqs[list[at - 1]].order > e->seqs[slot].order) {
     list[at] = list[at - 1];
     at--;
   }
@@ -41,7 +43,7 @@ static void remove_slot(int32_t *list, int32_t *count, int32_t slot) {
 
 void pkv_engine_enqueue(pkv_engine *engine, int32_t slot) {
   engine->seqs[slot].state = PKV_SEQ_WAITING;
-  insert_by_id(engine, engine->waiting, &engine->waiting_count, slot);
+  insert_by_order(engine, engine->waiting, &engine->waiting_count, slot);
 }
 
 void pkv_engine_dequeue(pkv_engine *engine, int32_t slot) {
@@ -52,15 +54,18 @@ pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err) {
   pkv_seq *const s = &engine->seqs[slot];
   remove_slot(engine->running, &engine->running_count, slot);
   engine->free_rows[engine->free_row_count++] = s->row;
-  s->computed = 0;
-  s->planned = 0;
+  if (s->locked > 0)
+    pkv_prefix_unlock(engine->prefix, pkv_table_row(engine->table, s->row), s->locked);
+  s->computed = s->planned = s->locked = 0;
+  s->apart = false;
   return pkv_table_truncate(engine->table, s->row, 0, err);
 }
 
-/* How many leading pages of a's and b's prompts are equal. */
+/* How many leading pages of a's and b's tokens are equal. */
 static int32_t common_pages(const pkv_engine *e, const pkv_seq *a, const pkv_seq *b) {
   int32_t low = 0;
   int32_t high = a->digest_count < b->digest_count ? a->digest_count : b->digest_count;
+  if (a->key.salt != b->key.salt || a->key.adapter != b->key.adapter) return 0;
   while (low < high) { /* chained: equal at i means equal before i */
     const int32_t middle = low + (high - low + 1) / 2;
     if (a->digests[middle - 1] == b->digests[middle - 1])
@@ -73,27 +78,46 @@ static int32_t common_pages(const pkv_engine *e, const pkv_seq *a, const pkv_seq
 }
 
 typedef struct prefix_match {
-  int32_t source;     /* slot, or -1 */
-  int32_t pages_now;  /* that the source has computed already */
-  int32_t pages_soon; /* that some running request will have computed */
+  int32_t source; /* slot whose row is forked, or -1: pages of the cache */
+  int32_t tokens; /* that are taken over */
+  int32_t pages;  /* of the cache, in match_pages; those of the fork that are whole */
+  int32_t idle;   /* of them, idle by now */
+  bool wait;      /* more is on its way */
 } prefix_match;
 
-static prefix_match find_prefix(const pkv_engine *e, const pkv_seq *s) {
-  prefix_match match = {-1, 0, 0};
-  if (!e->options.prefix_sharing || s->echo) return match;
-  const int32_t most = (s->known - 1) / e->options.page_tokens;
+/* The prompt of another answer to the same request, but for a last token to compute. */
+static void match_sibling(const pkv_engine *e, const pkv_seq *s, prefix_match *match) {
+  const int32_t share = s->known > s->prompt ? s->prompt : s->prompt - 1;
   for (int32_t i = 0; i < e->running_count; i++) {
     const pkv_seq *const other = &e->seqs[e->running[i]];
-    int32_t pages = common_pages(e, s, other);
-    if (pages > most) pages = most;
-    const int32_t ready = other->computed / e->options.page_tokens;
-    const int32_t now = pages < ready ? pages : ready;
-    if (now > match.pages_now) {
-      match.pages_now = now;
-      match.source = e->running[i];
+    if (other->id != s->id || share <= match->tokens) continue;
+    if (other->computed < share) {
+      match->wait = true;
+      continue;
     }
-    if (pages > match.pages_soon) match.pages_soon = pages;
+    match->source = e->running[i];
+    match->tokens = share;
+    match->pages = share / e->options.page_tokens;
+    match->idle = 0;
+    match->wait = false;
+    return;
   }
+}
+
+static prefix_match find_prefix(const pkv_engine *e, const pkv_seq *s) {
+  prefix_match match = {-1, 0, 0, 0, false};
+  if (s->echo) return match;
+  if (e->prefix != NULL) {
+    const pkv_prefix_path path = {s->digests, s->tokens, s->key};
+    const int32_t most = (s->known - 1) / e->options.page_tokens;
+    match.pages = pkv_prefix_match(e->match_pages, &match.idle, e->prefix, &path, most);
+    match.tokens = match.pages * e->options.page_tokens;
+    for (int32_t i = 0; i < e->running_count && match.pages < most && !match.wait; i++) {
+      const pkv_seq *const other = &e->seqs[e->running[i]];
+      if (!other->apart && common_pages(e, s, other) > match.pages) match.wait = true;
+    }
+  }
+  match_sibling(e, s, &match);
   return match;
 }
 
@@ -107,32 +131,59 @@ static int64_t pages_promised(const pkv_engine *e) {
   return pages;
 }
 
-static bool has_room(const pkv_engine *e, const pkv_seq *s, int32_t shared_pages) {
+static bool has_room(const pkv_engine *e, const pkv_seq *s, const prefix_match *match) {
   pkv_pool_stats pool;
+  pkv_prefix_stats prefix;
   if (e->running_count == 0) return true; /* fits alone: checked at submit */
   pkv_pool_get_stats(&pool, e->pool);
-  const int64_t need = pkv_pages_for(e, s->known) - shared_pages;
+  pkv_prefix_get_stats(&prefix, e->prefix);
+  const int64_t need = pkv_pages_for(e, s->known) - match->pages;
   const int64_t headroom = (int64_t)PKV_HEADROOM_PAGES * (e->running_count + 1);
-  return pool.pages_free - pages_promised(e) >= need + headroom;
+  const int64_t room = pool.pages_free + prefix.idle - match->idle;
+  return room - pages_promised(e) >= need + headroom;
+}
+
+/* The row's first pages, from the cache or from another answer's row. */
+static pkv_status take_over(pkv_engine *e, pkv_seq *s, int32_t row, const prefix_match *match,
+                            pkv_error *err) {
+  if (match->tokens == 0) return PKV_OK;
+  if (match->source < 0) {
+    pkv_prefix_lock(e->prefix, e->match_pages, match->pages);
+    const pkv_status status =
+        pkv_table_attach(e->table, row, e->match_pages, match->pages, match->tokens, err);
+    if (status != PKV_OK)
+      pkv_prefix_unlock(e->prefix, e->match_pages, match->pages);
+    else
+      s->locked = match->pages;
+    return status;
+  }
+  const pkv_seq *const source = &e->seqs[match->source];
+  PKV_TRY(pkv_table_fork(e->table, row, source->row, match->tokens, err));
+  s->locked = source->locked < match->pages ? source->locked : match->pages;
+  if (s->locked > 0) pkv_prefix_lock(e->prefix, pkv_table_row(e->table, row), s->locked);
+  s->apart = s->locked < match->pages;
+  e->stats.forks++;
+  return PKV_OK;
 }
 
 static pkv_status start(pkv_engine *e, int32_t slot, const prefix_match *match, pkv_error *err) {
   pkv_seq *const s = &e->seqs[slot];
   const int32_t row = e->free_rows[e->free_row_count - 1];
-  const int32_t shared = match->pages_now * e->options.page_tokens;
-  if (shared > 0) PKV_TRY(pkv_table_fork(e->table, row, e->seqs[match->source].row, shared, err));
+  PKV_TRY(take_over(e, s, row, match, err));
   pkv_engine_dequeue(e, slot);
   e->free_row_count--;
   s->row = row;
-  s->computed = shared;
+  s->computed = match->tokens;
   s->planned = 0;
   s->state = PKV_SEQ_RUNNING;
-  insert_by_id(e, e->running, &e->running_count, slot);
-  e->stats.prefix_pages_reused += match->pages_now;
+  insert_by_order(e, e->running, &e->running_count, slot);
+  e->stats.admissions++;
+  e->stats.prefix_pages_reused += match->pages;
   if (!s->counted) {
     s->counted = true;
+    s->cached_tokens = match->tokens;
     e->stats.prompt_tokens += s->prompt;
-    e->stats.prompt_tokens_reused += shared;
+    e->stats.prompt_tokens_reused += match->tokens;
   }
   return PKV_OK;
 }
@@ -144,27 +195,40 @@ pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err) {
     const int32_t slot = engine->waiting[at];
     const pkv_seq *const s = &engine->seqs[slot];
     const prefix_match match = find_prefix(engine, s);
-    if (s->cancelled || match.pages_soon > match.pages_now) {
+    if (s->cancelled || match.wait) {
       at++;
       continue;
     }
-    if (!has_room(engine, s, match.pages_now)) break;
+    if (!has_room(engine, s, &match)) break;
     PKV_TRY(start(engine, slot, &match, err)); /* takes itself off the list */
   }
   return PKV_OK;
 }
 
-/* Decoding requests get their token, prompts share prefill_chunk in the order of arrival. */
+/* Prompts share this many tokens a step: less where others wait for their next token. */
+static int32_t prompt_budget(const pkv_engine *e, int32_t *prompts) {
+  int32_t decoding = 0;
+  for (int32_t i = 0; i < e->running_count; i++)
+    decoding += pkv_seq_decodes(&e->seqs[e->running[i]]);
+  *prompts = e->running_count - decoding;
+  return decoding > 0 ? e->options.prefill_beside : e->options.prefill_chunk;
+}
+
+/* Decoding requests get their token. Prompts share the budget in the order of arrival, a quarter of
+   it kept from the first for those behind it. */
 static void plan_tokens(pkv_engine *e) {
-  int32_t budget = e->options.prefill_chunk, score = PKV_SCORE_TOKENS;
+  int32_t prompts = 0, score = PKV_SCORE_TOKENS;
+  int32_t budget = prompt_budget(e, &prompts);
+  int32_t kept = prompts > 1 ? budget / 4 : 0;
   for (int32_t i = 0; i < e->running_count; i++) {
     pkv_seq *const s = &e->seqs[e->running[i]];
     int32_t count = s->known - s->computed;
     if (!pkv_seq_decodes(s)) {
-      if (count > budget) count = budget;
+      if (count > budget - kept) count = budget - kept;
       if (s->scoring && count > score) count = score;
       if (s->scoring) score -= count;
       budget -= count;
+      kept = 0;
     }
     s->planned = count;
   }
@@ -174,8 +238,23 @@ static pkv_status preempt_youngest(pkv_engine *e, pkv_error *err) {
   const int32_t slot = e->running[e->running_count - 1];
   PKV_TRY(pkv_engine_leave(e, slot, err));
   pkv_engine_enqueue(e, slot);
+  e->seqs[slot].preemptions++;
   e->stats.preemptions++;
   return PKV_OK;
+}
+
+/* Idle pages leave the cache until the row can grow by `planned` tokens; false: it still cannot. */
+static bool make_room(pkv_engine *e, const pkv_seq *s) {
+  pkv_pool_stats pool;
+  const int32_t length = pkv_table_seq_len(e->table, s->row);
+  const int32_t have = pkv_pages_for(e, length);
+  int64_t need = pkv_pages_for(e, length + s->planned) - have;
+  if (length % e->options.page_tokens != 0) /* a page shared with others is copied first */
+    need += pkv_pool_refcount(e->pool, pkv_table_row(e->table, s->row)[have - 1]) > 1;
+  pkv_pool_get_stats(&pool, e->pool);
+  if (pool.pages_free >= need) return true;
+  const int64_t missing = need - pool.pages_free;
+  return e->prefix != NULL && pkv_prefix_evict(e->prefix, missing) == missing;
 }
 
 pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err) {
@@ -184,9 +263,10 @@ pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err) {
     const int32_t slot = engine->running[i];
     const pkv_seq *const s = &engine->seqs[slot];
     while (s->planned > 0) {
-      const pkv_status status = pkv_table_extend(engine->table, s->row, s->planned, err);
-      if (status == PKV_OK) break;
-      if (status != PKV_E_NO_PAGES) return status;
+      if (make_room(engine, s)) {
+        PKV_TRY(pkv_table_extend(engine->table, s->row, s->planned, err));
+        break;
+      }
       /* Everyone younger stands behind i, so nobody who has pages for this step loses them. */
       PKV_CHECK(err, engine->running_count > 1, PKV_E_INTERNAL,
                 "request %lld alone needs more pages than the cache has", (long long)s->id);
@@ -194,4 +274,22 @@ pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err) {
     }
   }
   return PKV_OK;
+}
+
+void pkv_engine_publish_pages(pkv_engine *engine) {
+  pkv_engine *const e = engine;
+  for (int32_t i = 0; i < e->running_count && e->prefix != NULL; i++) {
+    pkv_seq *const s = &e->seqs[e->running[i]];
+    const int32_t whole = s->computed / e->options.page_tokens;
+    if (s->apart || s->locked >= whole) continue;
+    pkv_seq_digest(e, s);
+    const pkv_prefix_path path = {s->digests, s->tokens, s->key};
+    const int32_t *const pages = pkv_table_row(e->table, s->row);
+    while (s->locked < whole && !s->apart) {
+      if (pkv_prefix_insert(e->prefix, pages, s->locked, &path))
+        s->locked++;
+      else
+        s->apart = true;
+    }
+  }
 }

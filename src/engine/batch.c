@@ -123,10 +123,13 @@ pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_err
   e->decode_len = pkv_alloc_zeroed(a, (size_t)e->options.max_rows, sizeof *e->decode_len);
   e->scratch.candidates = pkv_alloc_zeroed(a, head, sizeof *e->scratch.candidates);
   e->scratch.weights = pkv_alloc_zeroed(a, head, sizeof *e->scratch.weights);
+  e->edited = pkv_alloc_zeroed(a, head, sizeof *e->edited);
+  e->counts = pkv_alloc_zeroed(a, head, sizeof *e->counts);
   PKV_CHECK(err,
             e->ids != NULL && e->positions != NULL && e->slots != NULL && e->logit_tokens != NULL &&
                 e->logit_rows != NULL && e->logits != NULL && e->decode_len != NULL &&
-                e->scratch.candidates != NULL && e->scratch.weights != NULL,
+                e->scratch.candidates != NULL && e->scratch.weights != NULL && e->edited != NULL &&
+                e->counts != NULL,
             PKV_E_NOMEM, "no memory for a batch of %zu tokens and %zu rows of %zu logits", tokens,
             logits, head);
   return PKV_OK;
@@ -155,6 +158,8 @@ void pkv_batch_destroy(pkv_engine *engine) {
   pkv_free(a, e->decode_len, (size_t)e->options.max_rows * sizeof *e->decode_len);
   pkv_free(a, e->scratch.candidates, head * sizeof *e->scratch.candidates);
   pkv_free(a, e->scratch.weights, head * sizeof *e->scratch.weights);
+  pkv_free(a, e->edited, head * sizeof *e->edited);
+  pkv_free(a, e->counts, head * sizeof *e->counts);
 }
 
 /* Does the model's answer behind this token matter? */
@@ -236,12 +241,12 @@ static pkv_status build_shared(const pkv_plan **plan, pkv_engine *e, void *memor
 /* *plan stays NULL where the rows share nothing that pays. */
 static pkv_status plan_sharing(const pkv_plan **plan, pkv_engine *e, const pkv_q_class *c,
                                pkv_error *err) {
-  pkv_pool_stats pool;
+  pkv_prefix_stats prefix;
   pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
   *plan = NULL;
   if (!c->shares || c->rows < 2) return PKV_OK;
-  pkv_pool_get_stats(&pool, e->pool);
-  if (pool.pages_shared == 0) return PKV_OK;
+  pkv_prefix_get_stats(&prefix, e->prefix);
+  if (e->prefix != NULL && prefix.shared == 0) return PKV_OK;
   const pkv_plan_options o = plan_options(e, PKV_ROUTE_SHARED);
   PKV_TRY(build_shared(plan, e, c->plan, c->plan_bytes, &o, c->table, c->rows, c->seq_len, err));
   PKV_TRY(pkv_plan_get_stats(&stats, *plan, e->options.kv_dtype, err));

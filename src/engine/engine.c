@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Creating an engine, submitting and cancelling requests, statistics. */
+/* Creating an engine, cancelling requests, statistics. */
 #include "pkv/engine.h"
 
 #include <math.h>
-#include <string.h>
 
-#include "base/hash.h"
 #include "base/status.h"
 #include "engine/engine_state.h"
 
@@ -42,6 +40,18 @@ static pkv_status check_options(const pkv_engine_options *o, pkv_error *err) {
             PKV_E_INVALID, "options->activations is %d", (int)o->activations);
   PKV_CHECK(err, o->policy >= PKV_POLICY_FIXED && o->policy <= PKV_POLICY_ROOFLINE, PKV_E_INVALID,
             "options->policy is %d, known are 0 to %d", (int)o->policy, (int)PKV_POLICY_ROOFLINE);
+  PKV_CHECK(err, o->order >= PKV_SCHED_TREE && o->order <= PKV_SCHED_DFS_WEIGHT, PKV_E_INVALID,
+            "options->order is %d, known are 0 to %d", (int)o->order, (int)PKV_SCHED_DFS_WEIGHT);
+  PKV_CHECK(err, o->admission >= PKV_SCHED_ALWAYS && o->admission <= PKV_SCHED_MARGINAL,
+            PKV_E_INVALID, "options->admission is %d, known are 0 to %d", (int)o->admission,
+            (int)PKV_SCHED_MARGINAL);
+  PKV_CHECK(err, o->prefill_beside >= 0 && o->prefill_beside <= LARGEST_CHUNK, PKV_E_RANGE,
+            "options->prefill_beside is %d, possible are 1 to %d", (int)o->prefill_beside,
+            LARGEST_CHUNK);
+  PKV_CHECK(err, isfinite(o->k_scale) && o->k_scale >= 0.0f, PKV_E_RANGE,
+            "options->k_scale is %g, it is above 0", (double)o->k_scale);
+  PKV_CHECK(err, isfinite(o->v_scale) && o->v_scale >= 0.0f, PKV_E_RANGE,
+            "options->v_scale is %g, it is above 0", (double)o->v_scale);
   PKV_CHECK(err, !o->batch_invariant || o->policy == PKV_POLICY_FIXED, PKV_E_INVALID,
             "options->policy %s may take routes that are not batch-invariant: set batch_invariant "
             "to 0",
@@ -56,6 +66,8 @@ static void resolve_options(pkv_engine *e, const pkv_engine_options *given) {
   o->max_rows = or_default(o->max_rows, DEFAULT_ROWS);
   o->max_requests = or_default(o->max_requests, DEFAULT_REQUESTS);
   o->prefill_chunk = or_default(o->prefill_chunk, DEFAULT_CHUNK);
+  o->prefill_beside = or_default(o->prefill_beside, o->prefill_chunk);
+  if (o->prefill_beside > o->prefill_chunk) o->prefill_beside = o->prefill_chunk;
   o->max_seq_len = or_default(o->max_seq_len, e->shape.context);
   if (o->max_seq_len > e->shape.context) o->max_seq_len = e->shape.context;
   if (o->max_requests < o->max_rows) o->max_rows = o->max_requests;
@@ -80,13 +92,19 @@ static pkv_status create_cache(pkv_engine *e, pkv_error *err) {
   pool.head_dim = e->shape.head_dim;
   pool.page_tokens = e->options.page_tokens;
   pool.pages = (e->options.cache_tokens + pool.page_tokens - 1) / pool.page_tokens;
+  pool.k_scale = e->options.k_scale;
+  pool.v_scale = e->options.v_scale;
   pool.allocator = &e->allocator;
   PKV_TRY(pkv_pool_create(&e->pool, &pool, err));
+  if (e->options.prefix_sharing)
+    PKV_TRY(
+        pkv_prefix_create(&e->prefix, e->pool, e->options.prefix_cache != 0, &e->allocator, err));
   PKV_TRY(
       pkv_table_create(&e->table, e->pool, e->options.max_rows, e->max_pages, &e->allocator, err));
   e->caches = pkv_alloc_zeroed(&e->allocator, (size_t)e->shape.layers, sizeof *e->caches);
-  PKV_CHECK(err, e->caches != NULL, PKV_E_NOMEM, "no memory for the caches of %d layers",
-            (int)e->shape.layers);
+  e->match_pages = pkv_alloc_zeroed(&e->allocator, (size_t)e->max_pages, sizeof *e->match_pages);
+  PKV_CHECK(err, e->caches != NULL && e->match_pages != NULL, PKV_E_NOMEM,
+            "no memory for the caches of %d layers", (int)e->shape.layers);
   for (int32_t i = 0; i < e->shape.layers; i++)
     PKV_TRY(pkv_pool_cache(&e->caches[i], e->pool, i, err));
   return PKV_OK;
@@ -108,6 +126,19 @@ static pkv_status create_requests(pkv_engine *e, pkv_error *err) {
   return PKV_OK;
 }
 
+/* Few of the vocabulary: asked once for each token, then listed. */
+static pkv_status find_ends(pkv_engine *e, pkv_error *err) {
+  int32_t count = 0;
+  for (int32_t i = 0; i < e->vocab; i++)
+    count += pkv_model_is_end(e->model, i) != 0;
+  if (count == 0) return PKV_OK;
+  e->ends = pkv_alloc(&e->allocator, (size_t)count * sizeof *e->ends);
+  PKV_CHECK(err, e->ends != NULL, PKV_E_NOMEM, "no memory for %d end tokens", (int)count);
+  for (int32_t i = 0; i < e->vocab; i++)
+    if (pkv_model_is_end(e->model, i) != 0) e->ends[e->end_count++] = i;
+  return PKV_OK;
+}
+
 static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   pkv_executor_options executor = PKV_EXECUTOR_OPTIONS_INIT;
   pkv_forward_options forward = {0};
@@ -115,6 +146,7 @@ static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   executor.isa = e->options.isa;
   executor.allocator = &e->allocator;
   PKV_TRY(pkv_executor_create(&e->executor, &executor, err));
+  PKV_TRY(find_ends(e, err));
   PKV_TRY(create_requests(e, err));
   PKV_TRY(create_cache(e, err));
   PKV_TRY(pkv_batch_create(e, &forward.workspace_bytes, err));
@@ -145,7 +177,7 @@ pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
   e->allocator = a;
   e->model = model;
   e->shape = *shape;
-  e->next_id = 1;
+  e->next_order = 1;
   resolve_options(e, options);
   const pkv_tokenizer *const tokenizer = pkv_model_tokenizer(model);
   e->vocab = e->shape.vocab;
@@ -167,114 +199,19 @@ void pkv_engine_destroy(pkv_engine *engine) {
   pkv_forward_destroy(e->forward);
   pkv_batch_destroy(e);
   pkv_free(&a, e->caches, (size_t)e->shape.layers * sizeof *e->caches);
+  pkv_free(&a, e->match_pages, (size_t)e->max_pages * sizeof *e->match_pages);
+  pkv_free(&a, e->ends, (size_t)e->end_count * sizeof *e->ends);
   pkv_table_destroy(e->table);
+  pkv_prefix_destroy(e->prefix);
   pkv_pool_destroy(e->pool);
-  for (int32_t i = 0; e->seqs != NULL && i < e->options.max_requests; i++) {
-    pkv_free(&a, e->seqs[i].tokens, (size_t)e->seqs[i].capacity * sizeof(int32_t));
-    pkv_free(&a, e->seqs[i].digests, (size_t)e->seqs[i].digest_capacity * sizeof(uint64_t));
-  }
+  for (int32_t i = 0; e->seqs != NULL && i < e->options.max_requests; i++)
+    pkv_seq_free(e, &e->seqs[i]);
   pkv_free(&a, e->seqs, (size_t)e->options.max_requests * sizeof *e->seqs);
   pkv_free(&a, e->waiting, (size_t)e->options.max_requests * sizeof *e->waiting);
   pkv_free(&a, e->running, (size_t)e->options.max_rows * sizeof *e->running);
   pkv_free(&a, e->free_rows, (size_t)e->options.max_rows * sizeof *e->free_rows);
   pkv_executor_destroy(e->executor);
   pkv_free(&a, e, sizeof *e);
-}
-
-static pkv_status check_request(const pkv_engine *e, const pkv_request *r, pkv_error *err) {
-  const int32_t longest = e->options.max_seq_len;
-  PKV_CHECK(err, r->prompt != NULL, PKV_E_INVALID, "request->prompt is NULL");
-  PKV_CHECK(err, r->prompt_tokens >= 1, PKV_E_INVALID,
-            "request->prompt_tokens is %d, a prompt has at least 1", (int)r->prompt_tokens);
-  PKV_CHECK(err, r->max_tokens >= 0, PKV_E_INVALID, "request->max_tokens is %d",
-            (int)r->max_tokens);
-  PKV_CHECK(err, r->max_tokens > 0 || r->echo, PKV_E_INVALID,
-            "request->max_tokens is 0, which only makes sense with echo");
-  PKV_CHECK(err, isfinite(r->temperature) && r->temperature >= 0.0f, PKV_E_RANGE,
-            "request->temperature is %g, it is 0 or more", (double)r->temperature);
-  PKV_CHECK(err, r->top_k >= 0, PKV_E_RANGE, "request->top_k is %d, it is 0 or more",
-            (int)r->top_k);
-  PKV_CHECK(err, r->top_p >= 0.0f && r->top_p <= 1.0f, PKV_E_RANGE,
-            "request->top_p is %g, it lies in 0 to 1", (double)r->top_p);
-  PKV_CHECK(err, r->top_logprobs >= 0 && r->top_logprobs <= PKV_MAX_TOP_LOGPROBS, PKV_E_RANGE,
-            "request->top_logprobs is %d, possible are 0 to %d", (int)r->top_logprobs,
-            PKV_MAX_TOP_LOGPROBS);
-  for (int32_t i = 0; i < r->prompt_tokens; i++)
-    PKV_CHECK(err, r->prompt[i] >= 0 && r->prompt[i] < e->shape.vocab, PKV_E_RANGE,
-              "request->prompt[%d] is %d, the vocabulary has %d tokens", (int)i, (int)r->prompt[i],
-              (int)e->shape.vocab);
-  const int32_t most = r->max_tokens == 0 ? longest : longest - 1;
-  PKV_CHECK(err, r->prompt_tokens <= most, PKV_E_LIMIT,
-            "the prompt has %d tokens, at most %d fit (context and cache hold %d)",
-            (int)r->prompt_tokens, (int)most, (int)longest);
-  PKV_CHECK(err, pkv_engine_pending(e) < e->options.max_requests, PKV_E_LIMIT,
-            "%d requests are running or waiting, the most that this engine takes",
-            (int)e->options.max_requests);
-  return PKV_OK;
-}
-
-/* Room for the tokens and digests of a request; kept with the slot for later ones. */
-static pkv_status grow_slot(pkv_engine *e, pkv_seq *s, int32_t tokens, int32_t digests,
-                            pkv_error *err) {
-  const pkv_allocator *const a = &e->allocator;
-  if (tokens > s->capacity) {
-    int32_t *const grown = pkv_alloc(a, (size_t)tokens * sizeof *grown);
-    PKV_CHECK(err, grown != NULL, PKV_E_NOMEM, "no memory for %d tokens", (int)tokens);
-    pkv_free(a, s->tokens, (size_t)s->capacity * sizeof *s->tokens);
-    s->tokens = grown;
-    s->capacity = tokens;
-  }
-  if (digests > s->digest_capacity) {
-    uint64_t *const grown = pkv_alloc(a, (size_t)digests * sizeof *grown);
-    PKV_CHECK(err, grown != NULL, PKV_E_NOMEM, "no memory for %d digests", (int)digests);
-    pkv_free(a, s->digests, (size_t)s->digest_capacity * sizeof *s->digests);
-    s->digests = grown;
-    s->digest_capacity = digests;
-  }
-  return PKV_OK;
-}
-
-static void fill_slot(pkv_engine *e, pkv_seq *s, const pkv_request *r, int32_t limit) {
-  const int32_t page = e->options.page_tokens;
-  memcpy(s->tokens, r->prompt, (size_t)r->prompt_tokens * sizeof *s->tokens);
-  s->digest_count = r->prompt_tokens / page;
-  if (s->digest_count > 0)
-    (void)pkv_hash_chunks(s->digests, s->tokens, (size_t)s->digest_count * (size_t)page,
-                          (size_t)page, 0);
-  s->id = e->next_id++;
-  s->row = -1;
-  s->prompt = s->known = r->prompt_tokens;
-  s->computed = s->planned = s->echoed = 0;
-  s->limit = limit;
-  s->echo = r->echo != 0;
-  s->logprobs = r->logprobs != 0 || r->top_logprobs > 0;
-  s->scoring = s->echo && s->logprobs;
-  s->ignore_end = r->ignore_end != 0;
-  s->cancelled = s->counted = false;
-  s->top_logprobs = r->top_logprobs;
-  s->sampling = (pkv_sampling){r->temperature, r->top_k, r->top_p, r->seed};
-  s->user = r->user;
-}
-
-pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine, const pkv_request *request,
-                             pkv_error *err) {
-  PKV_CHECK(err, id != NULL, PKV_E_INVALID, "id is NULL");
-  *id = 0;
-  PKV_CHECK(err, engine != NULL, PKV_E_INVALID, "engine is NULL");
-  PKV_CHECK_STRUCT(err, request, pkv_request);
-  PKV_TRY(check_request(engine, request, err));
-  const int32_t room = engine->options.max_seq_len - request->prompt_tokens;
-  const int32_t limit =
-      request->prompt_tokens + (request->max_tokens < room ? request->max_tokens : room);
-  int32_t slot = 0;
-  while (engine->seqs[slot].state != PKV_SEQ_FREE)
-    slot++; /* there is one: checked above */
-  pkv_seq *const s = &engine->seqs[slot];
-  PKV_TRY(grow_slot(engine, s, limit, request->prompt_tokens / engine->options.page_tokens, err));
-  fill_slot(engine, s, request, limit);
-  pkv_engine_enqueue(engine, slot);
-  *id = s->id;
-  return PKV_OK;
 }
 
 void pkv_engine_cancel(pkv_engine *engine, int64_t id) {
@@ -288,18 +225,28 @@ int32_t pkv_engine_pending(const pkv_engine *engine) {
   return engine == NULL ? 0 : engine->running_count + engine->waiting_count;
 }
 
+void pkv_engine_clear_cache(pkv_engine *engine) {
+  if (engine == NULL || engine->prefix == NULL) return;
+  (void)pkv_prefix_evict(engine->prefix, INT64_MAX);
+}
+
 void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine) {
   pkv_pool_stats pool;
+  pkv_prefix_stats prefix;
   if (out == NULL || engine == NULL || out->struct_size != sizeof *out) return;
   *out = engine->stats;
   pkv_pool_get_stats(&pool, engine->pool);
+  pkv_prefix_get_stats(&prefix, engine->prefix);
   out->struct_size = (uint32_t)sizeof *out;
   out->max_seq_len = engine->options.max_seq_len;
   out->rows_running = engine->running_count;
   out->rows_waiting = engine->waiting_count;
   out->pages_total = pool.pages_total;
-  out->pages_in_use = pool.pages_in_use;
-  out->pages_peak = pool.peak_in_use;
-  out->pages_shared = pool.pages_shared;
+  out->pages_in_use = pool.pages_in_use - prefix.idle;
+  out->pages_cached = prefix.idle;
+  out->pages_free = pool.pages_free;
+  out->pages_shared = engine->prefix != NULL ? prefix.shared : pool.pages_shared;
+  out->page_copies = pool.copies;
+  out->evictions = prefix.evictions;
   out->cache_bytes = pool.storage_bytes;
 }

@@ -2,20 +2,25 @@
 /*
  * The engine's own state, shared by its files only.
  *
- *   engine.c     creating, submitting, cancelling, statistics
- *   admission.c  who runs: queue, shared prefixes, pages, preemption
+ *   engine.c     creating, cancelling, statistics
+ *   request.c    submitting: what is refused, what a slot holds
+ *   admission.c  who runs: queue, prefixes, pages, preemption
  *   batch.c      what a step computes: tokens, groups, plans
  *   step.c       one step: the above in order, forward, sampling, events
  *
- * A request is a pkv_seq in a slot of `seqs` from submit to its last event. It waits in `waiting`
- * or runs in `running`; both are ordered by id, which is the order of arrival, so that a preempted
- * request returns to its own place. Running ones own a row of the block table.
+ * A request, or each of its n answers, is a pkv_seq in a slot of `seqs` from submit to its last
+ * event. It waits in `waiting` or runs in `running`; both are in the order of arrival, so that a
+ * preempted one returns to its own place. Running ones own a row of the block table, whose first
+ * `locked` pages are entries of the prefix cache.
  */
 #ifndef PKV_ENGINE_STATE_H
 #define PKV_ENGINE_STATE_H
 
 #include "base/alloc.h"
+#include "engine/logit_edit.h"
 #include "engine/sampling.h"
+#include "engine/stop_match.h"
+#include "kv/prefix.h"
 #include "model/model.h"
 
 /*
@@ -34,13 +39,18 @@
 typedef enum pkv_seq_state { PKV_SEQ_FREE = 0, PKV_SEQ_WAITING, PKV_SEQ_RUNNING } pkv_seq_state;
 
 typedef struct pkv_seq {
-  int64_t id;
+  int64_t id;    /* of the request: all its answers have it */
+  int64_t order; /* of arrival, unique */
+  int32_t choice;
   pkv_seq_state state;
   int32_t row;     /* of the block table while running */
   int32_t *tokens; /* [capacity]: prompt, then what was generated; kept with the slot */
   int32_t capacity;
-  uint64_t *digests; /* [digest_capacity]: chained hashes of the prompt's whole pages */
+  uint64_t *digests; /* [digest_capacity]: chained hashes of the whole pages of known tokens */
   int32_t digest_capacity, digest_count;
+  pkv_prefix_key key;
+  int32_t locked;   /* leading pages of its row that are entries of the prefix cache */
+  bool apart;       /* an equal page was there before its own: no more entries for this run */
   int32_t prompt;   /* tokens of the prompt */
   int32_t known;    /* tokens there are: prompt and generated */
   int32_t computed; /* tokens whose K and V are in the cache */
@@ -48,8 +58,10 @@ typedef struct pkv_seq {
   int32_t limit;    /* known at most */
   int32_t echoed;   /* prompt tokens whose events were written */
   bool echo, scoring, logprobs, ignore_end, cancelled, counted;
-  int32_t top_logprobs;
+  int32_t top_logprobs, min_tokens, cached_tokens, preemptions;
   pkv_sampling sampling;
+  pkv_logit_edit edit;
+  pkv_stop_match stops;
   void *user;
 } pkv_seq;
 
@@ -82,14 +94,18 @@ struct pkv_engine {
   pkv_forward *forward;
   pkv_pool *pool;
   pkv_table *table;
-  pkv_cache *caches; /* [layers] */
+  pkv_cache *caches;    /* [layers] */
+  pkv_prefix *prefix;   /* NULL without prefix_sharing */
+  int32_t *match_pages; /* [max_pages]: what a search found */
+  int32_t *ends;        /* [end_count]: tokens that end a turn */
+  int32_t end_count;
 
   pkv_seq *seqs;              /* [max_requests] */
-  int32_t *waiting, *running; /* slots, by id: [max_requests], [max_rows] */
+  int32_t *waiting, *running; /* slots, by order: [max_requests], [max_rows] */
   int32_t waiting_count, running_count;
   int32_t *free_rows; /* [max_rows], a stack */
   int32_t free_row_count;
-  int64_t next_id;
+  int64_t next_order;
 
   /* The batch of a step. */
   int32_t *ids, *positions; /* [max_tokens] */
@@ -107,6 +123,8 @@ struct pkv_engine {
   void *stats_plan;
   size_t stats_plan_bytes;
   pkv_sampling_scratch scratch;
+  float *edited;   /* [vocab]: logits after penalties and biases */
+  int32_t *counts; /* [vocab]: 0 between uses */
 
   pkv_engine_stats stats;
 };
@@ -128,7 +146,7 @@ static inline bool pkv_seq_decodes(const pkv_seq *s) {
 }
 
 /* admission.c */
-/* Puts a slot into the queue at its id's place. */
+/* Puts a slot into the queue at its place. */
 void pkv_engine_enqueue(pkv_engine *engine, int32_t slot);
 void pkv_engine_dequeue(pkv_engine *engine, int32_t slot);
 /* Moves waiting requests into the batch as rows and pages allow, until `most` run. */
@@ -138,6 +156,14 @@ pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err);
 /* Sets `planned` of each running request and takes its pages, preempting the youngest if need
    be. */
 pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err);
+/* After a step: pages that are whole now become entries of the prefix cache. */
+void pkv_engine_publish_pages(pkv_engine *engine);
+
+/* request.c */
+/* Digests of the pages that are whole with the tokens known by now. */
+void pkv_seq_digest(const pkv_engine *engine, pkv_seq *s);
+/* The memory that a slot keeps. */
+void pkv_seq_free(const pkv_engine *engine, pkv_seq *s);
 
 /* batch.c */
 pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_error *err);

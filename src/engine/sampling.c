@@ -145,9 +145,16 @@ static double weigh_all(double *weights, const float *logits, int32_t vocab, flo
   return total;
 }
 
-static int32_t sample_all(const float *logits, int32_t vocab, float max, double temperature,
+static int32_t sample_all(const float *logits, int32_t vocab, float max, const pkv_sampling *s,
                           double u, double *weights) {
-  const double total = weigh_all(weights, logits, vocab, max, temperature);
+  double total = weigh_all(weights, logits, vocab, max, (double)s->temperature);
+  if (s->min_p > 0.0f) {
+    total = 0.0;
+    for (int32_t i = 0; i < vocab; i++) {
+      if (weights[i] < (double)s->min_p) weights[i] = 0.0; /* the best one's is 1 */
+      total += weights[i];
+    }
+  }
   return draw(weights, vocab, total, u);
 }
 
@@ -173,23 +180,37 @@ static int32_t sample_best(const float *logits, int32_t vocab, float max, int32_
   while (count < limit) {
     if (limit == vocab) heap_pop(heap, vocab - count);
     weights[count] = weight(heap[vocab - 1 - count].logit, max, temperature);
+    if (weights[count] < (double)s->min_p) break; /* the first one's is 1 */
     kept += weights[count++];
     if (cut && kept >= enough) break;
   }
   return heap[vocab - 1 - draw(weights, count, kept, u)].token;
 }
 
+static int32_t choose(const float *logits, int32_t vocab, float max, const pkv_sampling *sampling,
+                      int64_t position, const pkv_sampling_scratch *scratch) {
+  if (!(sampling->temperature > 0.0f)) return first_equal(logits, vocab, max);
+  const double u = pkv_hash_uniform(sampling->seed, sampling->stream, (uint64_t)position);
+  const bool all_k = sampling->top_k <= 0 || sampling->top_k >= vocab;
+  const bool all_p = sampling->top_p <= 0.0f || sampling->top_p >= 1.0f;
+  if (all_k && all_p) return sample_all(logits, vocab, max, sampling, u, scratch->weights);
+  return sample_best(logits, vocab, max, all_k ? vocab : sampling->top_k, sampling, u, scratch);
+}
+
 int32_t pkv_sample(const float *logits, int32_t vocab, const pkv_sampling *sampling,
                    int64_t position, const pkv_sampling_scratch *scratch) {
   float max = 0.0f;
   if (!pkv_logits_max(&max, logits, vocab)) return -1;
-  if (!(sampling->temperature > 0.0f)) return first_equal(logits, vocab, max);
-  const double u = pkv_hash_uniform(sampling->seed, 0, (uint64_t)position);
-  const bool all_k = sampling->top_k <= 0 || sampling->top_k >= vocab;
-  const bool all_p = sampling->top_p <= 0.0f || sampling->top_p >= 1.0f;
-  if (all_k && all_p)
-    return sample_all(logits, vocab, max, (double)sampling->temperature, u, scratch->weights);
-  return sample_best(logits, vocab, max, all_k ? vocab : sampling->top_k, sampling, u, scratch);
+  return choose(logits, vocab, max, sampling, position, scratch);
+}
+
+int32_t pkv_sample_edited(const float *logits, int32_t vocab, const pkv_sampling *sampling,
+                          int64_t position, const pkv_sampling_scratch *scratch) {
+  float max = -INFINITY;
+  for (int32_t i = 0; i < vocab; i++)
+    if (logits[i] > max) max = logits[i];
+  if (!isfinite(max)) return -1;
+  return choose(logits, vocab, max, sampling, position, scratch);
 }
 
 double pkv_logits_log_sum(const float *logits, int32_t vocab) {

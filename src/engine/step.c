@@ -19,13 +19,21 @@ static pkv_event *push_event(pkv_event_sink *sink, const pkv_seq *s) {
   event->finish = PKV_FINISH_NONE;
   event->logprob = NAN;
   event->top_count = 0;
+  event->choice = s->choice;
+  event->cached_tokens = s->cached_tokens;
+  event->preemptions = s->preemptions;
+  event->stop_index = -1;
+  event->stop_bytes = 0;
   return event;
 }
 
-/* The one way a request ends: pages and row given back, slot free. Its last event is written. */
-static pkv_status end_request(pkv_engine *e, int32_t slot, pkv_error *err) {
+/* The one way an answer ends: pages and row given back, slot free. Its last event is written. */
+static pkv_status end_request(pkv_engine *e, int32_t slot, pkv_finish finish, pkv_error *err) {
   pkv_seq *const s = &e->seqs[slot];
   pkv_status status = PKV_OK;
+  e->stats.cancelled += finish == PKV_FINISH_CANCELLED;
+  e->stats.failed += finish == PKV_FINISH_ERROR;
+  e->stats.stopped += finish == PKV_FINISH_STOP;
   if (s->state == PKV_SEQ_RUNNING)
     status = pkv_engine_leave(e, slot, err);
   else
@@ -37,7 +45,7 @@ static pkv_status end_request(pkv_engine *e, int32_t slot, pkv_error *err) {
 static pkv_status end_without_token(pkv_engine *e, int32_t slot, pkv_finish finish,
                                     pkv_event_sink *sink, pkv_error *err) {
   push_event(sink, &e->seqs[slot])->finish = finish;
-  return end_request(e, slot, err);
+  return end_request(e, slot, finish, err);
 }
 
 static pkv_status cancel_running(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
@@ -84,7 +92,7 @@ static pkv_status echo_token(pkv_engine *e, int32_t slot, int32_t index, const f
   s->echoed = index + 1;
   if (s->echoed < s->prompt || s->limit > s->prompt) return PKV_OK;
   event->finish = PKV_FINISH_LENGTH;
-  return end_request(e, slot, err);
+  return end_request(e, slot, PKV_FINISH_LENGTH, err);
 }
 
 /* Prompt tokens whose events need no logits: the first, or all of them when none are asked for. */
@@ -101,21 +109,48 @@ static pkv_status echo_plain(pkv_engine *e, pkv_event_sink *sink, pkv_error *err
   return PKV_OK;
 }
 
+/* The next token by the request's own rules, or -1 when the logits allow none. */
+static int32_t choose_token(pkv_engine *e, const pkv_seq *s, const float *logits) {
+  const bool early = s->known - s->prompt < s->min_tokens;
+  const pkv_edit_context context = {s->tokens, s->prompt, s->known, e->ends,
+                                    early ? e->end_count : 0};
+  float max = 0.0f;
+  if (!pkv_logit_edit_needed(&s->edit, &context))
+    return pkv_sample(logits, e->vocab, &s->sampling, s->known, &e->scratch);
+  if (!pkv_logits_max(&max, logits, e->vocab)) return -1;
+  pkv_logit_edit_apply(e->edited, logits, e->vocab, &s->edit, &context, e->counts);
+  return pkv_sample_edited(e->edited, e->vocab, &s->sampling, s->known, &e->scratch);
+}
+
+/* Whether the answer ends with this token's text. A control token has none: its own text counts
+   only as a whole. */
+static bool meets_stop(const pkv_engine *e, pkv_seq *s, pkv_event *event) {
+  const char *text = NULL;
+  size_t bytes = 0;
+  if (s->stops.count == 0 || s->known - s->prompt <= s->min_tokens) return false;
+  if (pkv_token_text(&text, &bytes, e->model, event->token, 0, NULL) != PKV_OK) return false;
+  if (bytes > 0)
+    return pkv_stop_feed(&event->stop_index, &event->stop_bytes, &s->stops, text, bytes);
+  if (pkv_token_text(&text, &bytes, e->model, event->token, 1, NULL) != PKV_OK) return false;
+  event->stop_index = pkv_stop_equals(&s->stops, text, bytes);
+  return event->stop_index >= 0;
+}
+
 static pkv_status sample_token(pkv_engine *e, int32_t slot, const float *logits,
                                pkv_event_sink *sink, pkv_error *err) {
   pkv_seq *const s = &e->seqs[slot];
-  const int32_t token = pkv_sample(logits, e->vocab, &s->sampling, s->known, &e->scratch);
+  const int32_t token = choose_token(e, s, logits);
   if (token < 0) return end_without_token(e, slot, PKV_FINISH_ERROR, sink, err);
   pkv_event *const event = push_event(sink, s);
   event->token = token;
   fill_logprobs(e, s, logits, event);
   s->tokens[s->known++] = token;
   e->stats.generated_tokens++;
-  if (!s->ignore_end && pkv_model_is_end(e->model, token) != 0)
+  if ((!s->ignore_end && pkv_model_is_end(e->model, token) != 0) || meets_stop(e, s, event))
     event->finish = PKV_FINISH_STOP;
   else if (s->known == s->limit)
     event->finish = PKV_FINISH_LENGTH;
-  return event->finish == PKV_FINISH_NONE ? PKV_OK : end_request(e, slot, err);
+  return event->finish == PKV_FINISH_NONE ? PKV_OK : end_request(e, slot, event->finish, err);
 }
 
 static pkv_status publish(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
@@ -162,15 +197,26 @@ static void count_step(pkv_engine *e, int64_t nanoseconds) {
   const double seconds = (double)nanoseconds * 1e-9;
   const double share = (double)e->decode_rows / (double)e->tokens;
   e->stats.steps++;
+  e->stats.decode_steps += e->decode_rows > 0;
   e->stats.decode_tokens += e->decode_rows;
   e->stats.prefill_tokens += e->tokens - e->decode_rows;
   e->stats.decode_seconds += seconds * share;
   e->stats.prefill_seconds += seconds * (1.0 - share);
 }
 
+static void note_peak(pkv_engine *e) {
+  pkv_pool_stats pool;
+  pkv_prefix_stats prefix;
+  pkv_pool_get_stats(&pool, e->pool);
+  pkv_prefix_get_stats(&prefix, e->prefix);
+  const int64_t used = pool.pages_in_use - prefix.idle;
+  if (used > e->stats.pages_peak) e->stats.pages_peak = used;
+}
+
 static pkv_status compute(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
   const int64_t begin = pkv_clock_ns();
   pkv_status status = pkv_engine_reserve(e, err);
+  note_peak(e);
   if (status == PKV_OK) status = pkv_batch_build(e, err);
   if (status == PKV_OK && e->tokens > 0) status = forward(e, err);
   if (status != PKV_OK) {
@@ -182,20 +228,27 @@ static pkv_status compute(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
     pkv_seq *const s = &e->seqs[e->running[i]];
     s->computed += s->planned;
   }
+  pkv_engine_publish_pages(e);
   PKV_TRY(pkv_batch_count_routes(e, err));
   PKV_TRY(publish(e, sink, err));
   count_step(e, pkv_clock_ns() - begin);
   return PKV_OK;
 }
 
-/* With nothing running, nobody owns a page. */
+/* With nothing running, nobody but the cache owns a page. */
 static pkv_status check_idle(const pkv_engine *e, pkv_error *err) {
   pkv_pool_stats pool;
+  pkv_prefix_stats prefix;
   if (e->running_count > 0) return PKV_OK;
   pkv_pool_get_stats(&pool, e->pool);
-  PKV_CHECK(err, pool.pages_in_use == 0 && pool.pages_free == pool.pages_total, PKV_E_INTERNAL,
-            "nothing runs, but %lld of %lld pages are in use and %lld free",
-            (long long)pool.pages_in_use, (long long)pool.pages_total, (long long)pool.pages_free);
+  pkv_prefix_get_stats(&prefix, e->prefix);
+  PKV_CHECK(err,
+            pool.pages_in_use == prefix.idle && prefix.entries == prefix.idle &&
+                pool.pages_free + prefix.idle == pool.pages_total,
+            PKV_E_INTERNAL,
+            "nothing runs, but of %lld pages %lld are in use, %lld cached (%lld idle), %lld free",
+            (long long)pool.pages_total, (long long)pool.pages_in_use, (long long)prefix.entries,
+            (long long)prefix.idle, (long long)pool.pages_free);
   return PKV_OK;
 }
 

@@ -33,21 +33,37 @@ void drive_prompt(int32_t *tokens, int32_t count, int32_t vocab, uint64_t seed) 
     tokens[i] = (int32_t)pkv_rng_below(&rng, (uint64_t)vocab);
 }
 
-void drive_submit(pkv_engine *engine, const pkv_request *request, drive_answer *answer) {
+void drive_submit_choices(pkv_engine *engine, const pkv_request *request, drive_answer *answers,
+                          int32_t n) {
   pkv_error err = {PKV_OK, "", ""};
   pkv_request copy = *request;
-  answer->count = answer->prompt_events = 0;
-  answer->finish = PKV_FINISH_NONE;
-  copy.user = answer;
-  drive_ok(pkv_engine_submit(&answer->id, engine, &copy, &err), &err, "submit");
-  assert_true(answer->id >= 1);
+  int64_t id = 0;
+  copy.user = answers;
+  for (int32_t i = 0; i < n; i++) {
+    answers[i].count = answers[i].prompt_events = 0;
+    answers[i].finish = PKV_FINISH_NONE;
+    answers[i].choice = i;
+  }
+  drive_ok(pkv_engine_submit(&id, engine, &copy, &err), &err, "submit");
+  assert_true(id >= 1);
+  for (int32_t i = 0; i < n; i++)
+    answers[i].id = id;
+}
+
+void drive_submit(pkv_engine *engine, const pkv_request *request, drive_answer *answer) {
+  drive_submit_choices(engine, request, answer, 1);
 }
 
 static void take_event(const pkv_event *event) {
-  drive_answer *const a = event->user;
+  drive_answer *const a = (drive_answer *)event->user + event->choice;
   assert_int_equal(event->request, a->id);
+  assert_int_equal(event->choice, a->choice);
   assert_int_equal(a->finish, PKV_FINISH_NONE); /* nothing follows the last event */
   a->finish = event->finish;
+  a->cached_tokens = event->cached_tokens;
+  a->preemptions = event->preemptions;
+  a->stop_index = event->stop_index;
+  a->stop_bytes = event->stop_bytes;
   if (event->token < 0) {
     assert_int_not_equal(event->finish, PKV_FINISH_NONE);
     return;
@@ -103,5 +119,6 @@ void drive_finish(pkv_engine *engine) {
   assert_int_equal(pkv_engine_pending(engine), 0);
   assert_int_equal(stats.pages_in_use, 0);
   assert_int_equal(stats.pages_shared, 0);
+  assert_int_equal(stats.pages_free + stats.pages_cached, stats.pages_total);
   pkv_engine_destroy(engine);
 }

@@ -18,6 +18,8 @@ typedef struct drive_answer {
   int32_t positions[DRIVE_TOKENS];
   int32_t prompt_events; /* how many of them echo the prompt */
   pkv_finish finish;
+  int32_t choice, cached_tokens, preemptions, stop_index, stop_bytes; /* of the last event */
+  struct drive_answer *choices;                                       /* of the request, [n] */
 } drive_answer;
 
 /* Fails the test with the error's text unless status is PKV_OK. */
@@ -27,6 +29,9 @@ pkv_engine *drive_engine(const pkv_model *model, const pkv_engine_options *optio
 void drive_prompt(int32_t *tokens, int32_t count, int32_t vocab, uint64_t seed);
 /* Submits; the answer is the request's user pointer. */
 void drive_submit(pkv_engine *engine, const pkv_request *request, drive_answer *answer);
+/* The same with an answer for each of `n` choices. */
+void drive_submit_choices(pkv_engine *engine, const pkv_request *request, drive_answer *answers,
+                          int32_t n);
 /* One step, events sorted into their answers; returns their number. */
 size_t drive_step(pkv_engine *engine);
 /* Steps until nothing is pending; fails when that takes more than `limit`. Returns the steps. */

@@ -32,7 +32,7 @@ static void fill(fixture *f, uint64_t seed, double spread) {
 
 static int32_t pick(fixture *f, float temperature, int32_t top_k, float top_p, uint64_t seed,
                     int64_t position) {
-  const pkv_sampling s = {temperature, top_k, top_p, seed};
+  const pkv_sampling s = {temperature, top_k, top_p, seed, 0, 0.0f};
   return pkv_sample(f->logits, VOCAB, &s, position, &f->scratch);
 }
 
@@ -69,7 +69,7 @@ static void test_every_length_and_place(void **state) {
     for (int32_t at = 0; at < n; at++) {
       fill(&f, 1, 1.0);
       f.logits[at] = 50.0f;
-      const pkv_sampling s = {0.0f, 0, 0.0f, 0};
+      const pkv_sampling s = {0.0f, 0, 0.0f, 0, 0, 0.0f};
       assert_int_equal(pkv_sample(f.logits, n, &s, 0, &f.scratch), at);
     }
   }
@@ -175,7 +175,7 @@ static void check_distribution(float temperature, int32_t top_k, float top_p,
   double weights[8];
   int64_t seen[8] = {0};
   const pkv_sampling_scratch scratch = {candidates, weights};
-  const pkv_sampling s = {temperature, top_k, top_p, 42};
+  const pkv_sampling s = {temperature, top_k, top_p, 42, 0, 0.0f};
   for (int64_t i = 0; i < DRAWS; i++) {
     const int32_t token = pkv_sample(logits, 8, &s, i, &scratch);
     assert_in_range(token, 0, 7);
@@ -261,7 +261,7 @@ static void test_logits_that_are_not_finite(void **state) {
       /* Behind the end of the vocabulary nothing is looked at. */
       f.logits[0] = 0.0f;
       if (places[p] == VOCAB - 1) {
-        const pkv_sampling s = {5.0f, 0, 0.0f, 1};
+        const pkv_sampling s = {5.0f, 0, 0.0f, 1, 0, 0.0f};
         assert_in_range(pkv_sample(f.logits, VOCAB - 1, &s, 1, &f.scratch), 0, VOCAB - 2);
       }
     }
@@ -281,7 +281,7 @@ static void test_padding_is_never_sampled(void **state) {
   for (int i = 600; i < VOCAB; i++)
     f.logits[i] = 100.0f;
   for (uint64_t seed = 0; seed < 500; seed++) {
-    const pkv_sampling s = {5.0f, 0, 0.0f, seed};
+    const pkv_sampling s = {5.0f, 0, 0.0f, seed, 0, 0.0f};
     assert_in_range(pkv_sample(f.logits, 600, &s, 1, &f.scratch), 0, 599);
   }
 }
