@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of the vLLM plug-in that know no vLLM: cache layouts, plans, counters, refusals."""
 
+import ctypes
 import json
 import types
 
@@ -145,6 +146,21 @@ def test_rows_with_a_common_prefix(shared, monkeypatch):
     close(out, wanted)
     stats = stats_of(plans._plans[1, plans.share].address, _abi.DTYPE_BF16)
     assert (stats.nodes > 0) == plans.share and (stats.dedup_ratio > 5) == plans.share
+
+
+@torch_only
+def test_arguments_keep_their_cache():
+    import torch
+
+    cache = layouts(torch, blocks=4)["0.33 LBNHC"]
+    q, table = torch.zeros((1, HEADS, DIM)).bfloat16(), torch.zeros((1, 1), dtype=torch.int32)
+    kept = [
+        LayerCall(c_cache(cache, KV_HEADS, DIM), scale=1.0).arguments(q, q, table)
+        for _ in range(50)  # the memory of a cache that is gone is soon another's
+    ]
+    assert len({args.cache for args in kept}) == len(kept)
+    for args in kept:
+        assert _abi.Cache.from_address(args.cache).struct_size == ctypes.sizeof(_abi.Cache)
 
 
 @torch_only

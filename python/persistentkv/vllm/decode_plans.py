@@ -201,6 +201,7 @@ class LayerCall:
                     setattr(cache, f"{which}_scale", float(one))
         args = sized(_abi.AttentionArgs)
         args.cache = ctypes.addressof(cache)
+        args.keeps = cache  # an address keeps nothing alive; args may outlive this object
         args.scale, args.soft_cap = scale, soft_cap
         if sinks is not None:
             args.sinks = sinks.data_ptr()
