@@ -28,20 +28,20 @@ static size_t larger(size_t a, size_t b) {
   return a > b ? a : b;
 }
 
-/* Plan memory of a class that may be planned by any route of the policy. */
-static pkv_status size_class(const pkv_engine *e, pkv_q_class *c, size_t *workspace,
-                             pkv_error *err) {
+/* Plan memory of a class that may be planned by any route of the policy, with one of its shapes. */
+static pkv_status size_class(size_t *plan_bytes, const pkv_engine *e, const pkv_q_class *c,
+                             const pkv_shape *shape, size_t *workspace, pkv_error *err) {
   const bool chooses = c->shape.q_len == 1 && e->options.policy != PKV_POLICY_FIXED;
   for (int i = 0; i < DECODE_ROUTES; i++) {
     size_t plan = 0, work = 0;
     const bool shares = decode_routes[i] == PKV_ROUTE_SHARED;
     if (shares ? !c->shares : !chooses && decode_routes[i] != c->plan_options.route) continue;
     const pkv_plan_options o = plan_options(e, decode_routes[i]);
-    PKV_TRY(pkv_plan_size(&plan, &work, &c->shape, &o, c->max_rows, e->options.max_seq_len, err));
-    c->plan_bytes = larger(c->plan_bytes, plan);
+    PKV_TRY(pkv_plan_size(&plan, &work, shape, &o, c->max_rows, e->options.max_seq_len, err));
+    *plan_bytes = larger(*plan_bytes, plan);
     *workspace = larger(*workspace, work);
   }
-  PKV_CHECK(err, c->plan_bytes > 0, PKV_E_UNSUPPORTED, "route %s cannot be planned by the engine",
+  PKV_CHECK(err, *plan_bytes > 0, PKV_E_UNSUPPORTED, "route %s cannot be planned by the engine",
             pkv_route_name(c->plan_options.route));
   return PKV_OK;
 }
@@ -66,8 +66,16 @@ static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_
   c->plan_options =
       plan_options(e, q_len == 1 && e->options.route != PKV_ROUTE_SHARED ? e->options.route
                                                                          : PKV_ROUTE_BALANCED);
-  PKV_TRY(size_class(e, c, workspace, err));
+  PKV_TRY(size_class(&c->plan_bytes, e, c, &c->shape, workspace, err));
   c->plan = pkv_alloc(&e->allocator, c->plan_bytes);
+  c->local_shape = c->shape;
+  c->local_shape.window = e->shape.window;
+  if (e->shape.window > 0 && e->options.max_seq_len > e->shape.window) {
+    PKV_TRY(size_class(&c->local_plan_bytes, e, c, &c->local_shape, workspace, err));
+    c->local_plan = pkv_alloc(&e->allocator, c->local_plan_bytes);
+    PKV_CHECK(err, c->local_plan != NULL, PKV_E_NOMEM, "no memory for plans of %zu bytes",
+              c->local_plan_bytes);
+  }
   c->seq_len = pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows, sizeof *c->seq_len);
   c->table =
       pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows * (size_t)e->max_pages, sizeof *c->table);
@@ -90,9 +98,12 @@ static pkv_status create_stats_plan(pkv_engine *e, pkv_error *err) {
   for (int i = 0; i < DECODE_ROUTES; i++) {
     const pkv_plan_options o = stats_options(e, decode_routes[i]);
     size_t plan = 0, work = 0;
-    PKV_TRY(pkv_plan_size(&plan, &work, &e->classes[0].shape, &o, e->options.max_rows,
-                          e->options.max_seq_len, err));
-    e->stats_plan_bytes = larger(e->stats_plan_bytes, plan);
+    for (int local = 0; local < 2; local++) {
+      const pkv_shape *shape = local ? &e->classes[0].local_shape : &e->classes[0].shape;
+      PKV_TRY(
+          pkv_plan_size(&plan, &work, shape, &o, e->options.max_rows, e->options.max_seq_len, err));
+      e->stats_plan_bytes = larger(e->stats_plan_bytes, plan);
+    }
   }
   e->stats_plan = pkv_alloc(&e->allocator, e->stats_plan_bytes);
   e->decode_table = pkv_alloc_zeroed(&e->allocator, (size_t)e->options.max_rows,
@@ -143,6 +154,7 @@ void pkv_batch_destroy(pkv_engine *engine) {
   for (int i = 0; i < PKV_Q_CLASSES; i++) {
     pkv_q_class *const c = &e->classes[i];
     pkv_free(a, c->plan, c->plan_bytes);
+    pkv_free(a, c->local_plan, c->local_plan_bytes);
     pkv_free(a, c->seq_len, (size_t)c->max_rows * sizeof *c->seq_len);
     pkv_free(a, c->table, (size_t)c->max_rows * (size_t)e->max_pages * sizeof *c->table);
   }
@@ -227,20 +239,20 @@ static pkv_status choose_route(pkv_engine *e, pkv_q_class *c, pkv_error *err) {
 /* Rows of requests get pages of others' prompts from the start on: an equal page has equal ones
  * before it. */
 static pkv_status build_shared(const pkv_plan **plan, pkv_engine *e, void *memory, size_t bytes,
-                               const pkv_plan_options *options, const int32_t *table, int32_t rows,
-                               const int32_t *seq_len, pkv_error *err) {
+                               const pkv_shape *shape, const pkv_plan_options *options,
+                               const int32_t *table, int32_t rows, const int32_t *seq_len,
+                               pkv_error *err) {
   pkv_sharing sharing = PKV_SHARING_INIT;
   sharing.flags = PKV_TABLE_CHAINED;
   sharing.block_table = table;
   sharing.block_table_stride = e->max_pages;
   sharing.max_pages = e->max_pages;
-  return pkv_plan_build_shared(plan, memory, bytes, &e->classes[0].shape, options, rows, seq_len,
-                               &sharing, err);
+  return pkv_plan_build_shared(plan, memory, bytes, shape, options, rows, seq_len, &sharing, err);
 }
 
 /* *plan stays NULL where the rows share nothing that pays. */
 static pkv_status plan_sharing(const pkv_plan **plan, pkv_engine *e, const pkv_q_class *c,
-                               pkv_error *err) {
+                               const pkv_shape *shape, void *memory, size_t bytes, pkv_error *err) {
   pkv_prefix_stats prefix;
   pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
   *plan = NULL;
@@ -248,24 +260,33 @@ static pkv_status plan_sharing(const pkv_plan **plan, pkv_engine *e, const pkv_q
   pkv_prefix_get_stats(&prefix, e->prefix);
   if (e->prefix != NULL && prefix.shared == 0) return PKV_OK;
   const pkv_plan_options o = plan_options(e, PKV_ROUTE_SHARED);
-  PKV_TRY(build_shared(plan, e, c->plan, c->plan_bytes, &o, c->table, c->rows, c->seq_len, err));
+  PKV_TRY(build_shared(plan, e, memory, bytes, shape, &o, c->table, c->rows, c->seq_len, err));
   PKV_TRY(pkv_plan_get_stats(&stats, *plan, e->options.kv_dtype, err));
   if (stats.nodes == 0) *plan = NULL;
   return PKV_OK;
 }
 
+static pkv_status build_plan(const pkv_plan **plan, pkv_engine *e, const pkv_q_class *c,
+                             const pkv_shape *shape, void *memory, size_t bytes, bool *shared,
+                             pkv_error *err) {
+  PKV_TRY(plan_sharing(plan, e, c, shape, memory, bytes, err));
+  *shared = *plan != NULL;
+  if (*shared) return PKV_OK;
+  return pkv_plan_build(plan, memory, bytes, shape, &c->plan_options, c->rows, c->seq_len, err);
+}
+
 static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv_error *err) {
   pkv_q_class *const c = &e->classes[index];
   pkv_forward_group *const g = &e->groups[e->group_count];
+  bool shared = false;
   if (c->rows == 0) return PKV_OK;
-  PKV_TRY(plan_sharing(&g->plan, e, c, err));
-  if (g->plan != NULL) {
-    e->stats.shared_steps++;
-  } else {
-    PKV_TRY(choose_route(e, c, err));
-    PKV_TRY(pkv_plan_build(&g->plan, c->plan, c->plan_bytes, &c->shape, &c->plan_options, c->rows,
-                           c->seq_len, err));
-  }
+  PKV_TRY(choose_route(e, c, err));
+  PKV_TRY(build_plan(&g->plan, e, c, &c->shape, c->plan, c->plan_bytes, &shared, err));
+  if (shared) e->stats.shared_steps++;
+  g->local_plan = NULL;
+  if (c->local_plan != NULL)
+    PKV_TRY(build_plan(&g->local_plan, e, c, &c->local_shape, c->local_plan, c->local_plan_bytes,
+                       &shared, err));
   g->block_table = c->table;
   g->block_table_stride = e->max_pages;
   g->max_pages = e->max_pages;
@@ -294,22 +315,30 @@ pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err) {
   return PKV_OK;
 }
 
-pkv_status pkv_batch_count_routes(pkv_engine *engine, pkv_error *err) {
-  pkv_engine *const e = engine;
-  if (!e->options.route_stats || e->decode_rows == 0) return PKV_OK;
+static pkv_status count_routes(pkv_engine *e, const pkv_shape *shape, int32_t layers,
+                               pkv_error *err) {
   for (int i = 0; i < DECODE_ROUTES; i++) {
     pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
     const pkv_plan_options o = stats_options(e, decode_routes[i]);
     const pkv_plan *plan = NULL;
     if (o.route == PKV_ROUTE_SHARED)
-      PKV_TRY(build_shared(&plan, e, e->stats_plan, e->stats_plan_bytes, &o, e->decode_table,
+      PKV_TRY(build_shared(&plan, e, e->stats_plan, e->stats_plan_bytes, shape, &o, e->decode_table,
                            e->decode_rows, e->decode_len, err));
     else
-      PKV_TRY(pkv_plan_build(&plan, e->stats_plan, e->stats_plan_bytes, &e->classes[0].shape, &o,
-                             e->decode_rows, e->decode_len, err));
+      PKV_TRY(pkv_plan_build(&plan, e->stats_plan, e->stats_plan_bytes, shape, &o, e->decode_rows,
+                             e->decode_len, err));
     PKV_TRY(pkv_plan_get_stats(&stats, plan, e->options.kv_dtype, err));
     e->stats.kv_bytes_route[decode_routes[i]] +=
-        (stats.unique_kv_bytes + stats.padded_kv_bytes) * e->shape.layers;
+        (stats.unique_kv_bytes + stats.padded_kv_bytes) * layers;
   }
   return PKV_OK;
+}
+
+pkv_status pkv_batch_count_routes(pkv_engine *engine, pkv_error *err) {
+  pkv_engine *const e = engine;
+  const pkv_q_class *const c = &e->classes[0];
+  const int32_t local = c->local_plan != NULL ? e->shape.local_layers : 0;
+  if (!e->options.route_stats || e->decode_rows == 0) return PKV_OK;
+  PKV_TRY(count_routes(e, &c->shape, e->shape.layers - local, err));
+  return local > 0 ? count_routes(e, &c->local_shape, local, err) : PKV_OK;
 }

@@ -75,6 +75,10 @@ typedef struct pkv_q_class {
   int32_t *table;   /* [max_rows, max_pages]: copies of the block table's rows */
   void *plan;
   size_t plan_bytes;
+  /* Of local layers, where a request may be longer than their window. */
+  pkv_shape local_shape;
+  void *local_plan; /* NULL: `plan` serves all layers */
+  size_t local_plan_bytes;
 } pkv_q_class;
 
 /* Which token a row of logits belongs to. */

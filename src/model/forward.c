@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The forward pass of a llama or gemma3 model over a mixed batch: tables and scratch are taken at
+ * The forward pass of a model over a mixed batch: tables and scratch are taken at
  * creation, a run allocates nothing. Activations pass in chunks of rows, so that the scratch of the
  * wide layers does not grow with the batch; rows are independent, so the chunks never show in a
  * result.
@@ -114,11 +114,29 @@ static pkv_status take_buffers(pkv_forward *f, pkv_error *err) {
   return PKV_OK;
 }
 
+/* The pair, as a fraction of its number, that turns so many times within the original context. */
+static double yarn_pair(const pkv_model *m, double turns) {
+  const double tau = 2.0 * 3.14159265358979323846;
+  return m->hp.rope_dim * log(m->yarn.original / (turns * tau)) /
+         (2.0 * log((double)m->hp.rope_base));
+}
+
+/* What yarn divides the frequency of a pair by: 1 for those that turn often, factor for those that
+   hardly turn, and a mean of both frequencies between. */
+static double yarn_divisor(const pkv_model *m, int32_t pair) {
+  if (m->yarn.factor == 0.0) return 1.0;
+  const double low = fmax(floor(yarn_pair(m, m->yarn.fast)), 0.0);
+  const double high = fmin(ceil(yarn_pair(m, m->yarn.slow)), m->hp.rope_dim - 1.0);
+  const double ramp = fmin(fmax((pair - low) / fmax(high - low, 0.001), 0.0), 1.0);
+  return 1.0 / ((1.0 - ramp) + ramp / m->yarn.factor);
+}
+
 static void fill_frequencies(pkv_forward *f) {
   const pkv_model *m = f->model;
   for (int32_t j = 0; j < m->hp.rope_dim / 2; j++) {
     f->frequency[j] = pow((double)m->hp.rope_base, -2.0 * j / m->hp.rope_dim);
     f->frequency[j] /= (double)m->rope_factor;
+    f->frequency[j] /= yarn_divisor(m, j);
     if (m->rope_freqs) f->frequency[j] /= (double)m->rope_freqs[j];
     if (f->tables == 2)
       f->frequency[m->hp.rope_dim / 2 + j] = pow((double)m->local_base, -2.0 * j / m->hp.rope_dim);
@@ -132,6 +150,8 @@ static void fill_frequencies(pkv_forward *f) {
  */
 static void grow_cos_sin(pkv_forward *f, const pkv_forward_batch *b) {
   const int32_t half = f->model->hp.rope_dim / 2;
+  const double yarn = f->model->yarn.factor;
+  const double length = yarn > 1.0 ? 1.0 + 0.1 * log(yarn) : 1.0; /* of the rotated pairs */
   int32_t last = -1;
   for (int32_t i = 0; i < b->tokens; i++)
     last = b->positions[i] > last ? b->positions[i] : last;
@@ -140,8 +160,8 @@ static void grow_cos_sin(pkv_forward *f, const pkv_forward_batch *b) {
       float *to = f->cos_sin + ((int64_t)t * f->options.max_positions + f->angles) * half * 2;
       const double *frequency = f->frequency + t * half;
       for (int32_t j = 0; j < half; j++) {
-        to[2 * j] = (float)cos((double)f->angles * frequency[j]);
-        to[2 * j + 1] = (float)sin((double)f->angles * frequency[j]);
+        to[2 * j] = (float)(length * cos((double)f->angles * frequency[j]));
+        to[2 * j + 1] = (float)(length * sin((double)f->angles * frequency[j]));
       }
     }
   }
@@ -188,14 +208,13 @@ void pkv_forward_destroy(pkv_forward *f) {
 
 /* ---- checks ------------------------------------------------------------------------------ */
 
-static pkv_status check_group(const pkv_forward *f, const pkv_forward_batch *b, int32_t index,
-                              int64_t *next, pkv_error *err) {
-  const pkv_forward_group *g = &b->groups[index];
+static pkv_status check_plan(const pkv_forward *f, const struct pkv_plan *plan, int32_t window,
+                             int32_t index, pkv_error *err) {
   const pkv_hparams *hp = &f->model->hp;
-  PKV_CHECK(err, g->plan, PKV_E_INVALID, "groups[%d].plan is NULL", (int)index);
-  const struct pkv_plan *plan = g->plan;
   PKV_CHECK(err, plan->magic == PKV_PLAN_MAGIC, PKV_E_INVALID, "groups[%d].plan is not a plan",
             (int)index);
+  PKV_CHECK(err, plan->window == window, PKV_E_INVALID, "groups[%d]: a plan of window %d, not %d",
+            (int)index, (int)plan->window, (int)window);
   PKV_CHECK(err,
             plan->query_heads == hp->query_heads && plan->kv_heads == hp->kv_heads &&
                 plan->head_dim == hp->head_dim,
@@ -206,6 +225,27 @@ static pkv_status check_group(const pkv_forward *f, const pkv_forward_batch *b, 
   PKV_CHECK(err, (uint64_t)plan->workspace_bytes <= f->options.workspace_bytes, PKV_E_TOO_SMALL,
             "groups[%d].plan needs %lld bytes of workspace, workspace_bytes is %zu", (int)index,
             (long long)plan->workspace_bytes, f->options.workspace_bytes);
+  return PKV_OK;
+}
+
+static pkv_status check_group(const pkv_forward *f, const pkv_forward_batch *b, int32_t index,
+                              int64_t *next, pkv_error *err) {
+  const pkv_forward_group *g = &b->groups[index];
+  const pkv_hparams *hp = &f->model->hp;
+  PKV_CHECK(err, g->plan, PKV_E_INVALID, "groups[%d].plan is NULL", (int)index);
+  const struct pkv_plan *plan = g->plan;
+  PKV_TRY(check_plan(f, plan, 0, index, err));
+  if (g->local_plan) {
+    PKV_TRY(check_plan(f, g->local_plan, hp->window, index, err));
+    PKV_CHECK(err, g->local_plan->rows == plan->rows && g->local_plan->q_len == plan->q_len,
+              PKV_E_INVALID, "groups[%d]: plan has %d rows of %d, local_plan %d of %d", (int)index,
+              (int)plan->rows, (int)plan->q_len, (int)g->local_plan->rows,
+              (int)g->local_plan->q_len);
+  }
+  PKV_CHECK(err, g->local_plan || hp->window == 0 || f->options.max_positions <= hp->window,
+            PKV_E_INVALID,
+            "groups[%d].local_plan is NULL, but max_positions is %d and local layers see %d",
+            (int)index, (int)f->options.max_positions, (int)hp->window);
   PKV_CHECK(err, g->first_token == *next, PKV_E_INVALID,
             "groups[%d].first_token is %d, the groups before it end at %lld", (int)index,
             (int)g->first_token, (long long)*next);
@@ -280,7 +320,7 @@ static int64_t smaller(int64_t a, int64_t b) {
 
 /* The rotations of a layer. */
 static const float *cos_sin_of(const pkv_forward *f, int32_t layer) {
-  const bool local = f->model->gemma && (layer + 1) % f->model->global_every != 0;
+  const bool local = f->tables == 2 && f->model->layers[layer].local;
   return f->cos_sin + (local ? (int64_t)f->options.max_positions * f->model->hp.rope_dim : 0);
 }
 
@@ -330,13 +370,14 @@ static pkv_status attend_inputs(pkv_forward *f, int32_t layer, const pkv_cache *
   return PKV_OK;
 }
 
-static pkv_status attend(pkv_forward *f, const pkv_cache *cache, const pkv_forward_batch *b,
-                         pkv_error *err) {
+static pkv_status attend(pkv_forward *f, int32_t layer, const pkv_cache *cache,
+                         const pkv_forward_batch *b, pkv_error *err) {
+  const bool local = f->model->layers[layer].local;
   const widths w = widths_of(f->model);
   for (int32_t i = 0; i < b->group_count; i++) {
     const pkv_forward_group *g = &b->groups[i];
     pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
-    args.plan = g->plan;
+    args.plan = local && g->local_plan ? g->local_plan : g->plan;
     args.cache = cache;
     args.block_table = g->block_table;
     args.block_table_stride = g->block_table_stride;
@@ -344,6 +385,7 @@ static pkv_status attend(pkv_forward *f, const pkv_cache *cache, const pkv_forwa
     args.q = f->q + g->first_token * w.q;
     args.out = f->attended + g->first_token * w.q;
     args.workspace = f->workspace;
+    args.scale = f->model->attn_scale;
     args.workspace_bytes = f->options.workspace_bytes;
     PKV_TRY(pkv_attention_run(f->executor, &args, err));
   }
@@ -422,7 +464,7 @@ pkv_status pkv_forward_run(pkv_forward *f, const pkv_cache *caches, const pkv_fo
   for (int32_t i = 0; i < m->hp.layers; i++) {
     const pkv_layer *l = &m->layers[i];
     PKV_TRY(attend_inputs(f, i, &caches[i], batch, err));
-    PKV_TRY(attend(f, &caches[i], batch, err));
+    PKV_TRY(attend(f, i, &caches[i], batch, err));
     if (i + 1 < m->hp.layers)
       PKV_TRY(feed_forward(f, l, f->x, f->attended, batch->tokens, err));
     else

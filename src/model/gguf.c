@@ -2,12 +2,7 @@
 /* Opens and closes GGUF files: the map, the private copy of keys and tensor table, look-ups. */
 #include "model/gguf.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "model/gguf_parts.h"
 
@@ -15,12 +10,12 @@
 #define FIRST_READ ((size_t)4 << 20)
 #define READ_GROWS 4
 
-static pkv_gguf *new_gguf(const pkv_allocator *allocator) {
+pkv_gguf *pkv_gguf_new(const pkv_allocator *allocator) {
   const pkv_allocator a = pkv_allocator_or_default(allocator);
   pkv_gguf *g = pkv_alloc_zeroed(&a, 1, sizeof *g);
   if (g == NULL) return NULL;
   g->allocator = a;
-  g->fd = -1;
+  g->file = (pkv_mapped)PKV_MAPPED_NONE;
   return g;
 }
 
@@ -29,8 +24,14 @@ void pkv_gguf_close(pkv_gguf *g) {
   const pkv_allocator a = g->allocator;
   pkv_gguf_free_tables(g);
   pkv_free(&a, g->owned, g->owned_bytes);
-  if (g->map_bytes > 0) (void)munmap((void *)(uintptr_t)g->bytes, g->map_bytes);
-  if (g->fd >= 0) (void)close(g->fd);
+  pkv_mapped_close(&g->file);
+  for (size_t i = 0; i < g->part_count; i++)
+    pkv_gguf_close(g->parts[i]);
+  pkv_free(&a, g->parts, g->part_count * sizeof *g->parts);
+  for (size_t i = 0; i < g->tensor_file_count; i++)
+    pkv_safetensors_close(g->tensor_files[i]);
+  pkv_free(&a, g->tensor_files, g->tensor_file_count * sizeof *g->tensor_files);
+  pkv_free(&a, g->extra, g->extra_bytes);
   pkv_free(&a, g, sizeof *g);
 }
 
@@ -39,7 +40,7 @@ pkv_status pkv_gguf_open_memory(pkv_gguf **out, const void *bytes, size_t size,
   PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
   *out = NULL;
   PKV_CHECK(err, bytes != NULL || size == 0, PKV_E_INVALID, "bytes is NULL, size is %zu", size);
-  pkv_gguf *g = new_gguf(allocator);
+  pkv_gguf *g = pkv_gguf_new(allocator);
   PKV_CHECK(err, g != NULL, PKV_E_NOMEM, "no memory for the file's description");
   g->size = size;
   g->meta = g->bytes = bytes;
@@ -55,27 +56,6 @@ pkv_status pkv_gguf_open_memory(pkv_gguf **out, const void *bytes, size_t size,
 
 /* ---- files ---- */
 
-static pkv_status open_and_map(pkv_gguf *g, const char *path, pkv_error *err) {
-  struct stat st;
-  /* O_NONBLOCK: a path that names a pipe must not hang here. */
-  g->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
-  PKV_CHECK(err, g->fd >= 0, PKV_E_IO, "cannot open %s: %s", path, strerror(errno));
-  PKV_CHECK(err, fstat(g->fd, &st) == 0, PKV_E_IO, "cannot read the size of %s: %s", path,
-            strerror(errno));
-  PKV_CHECK(err, S_ISREG(st.st_mode), PKV_E_IO, "%s is %s, not a file", path,
-            S_ISDIR(st.st_mode) ? "a folder" : "a device, pipe or socket");
-  PKV_CHECK(err, st.st_size > 0, PKV_E_FORMAT, "file is empty");
-  PKV_CHECK(err, (uint64_t)st.st_size <= PTRDIFF_MAX, PKV_E_LIMIT,
-            "file has %lld bytes, more than this machine can address", (long long)st.st_size);
-  g->size = (size_t)st.st_size;
-  void *map = mmap(NULL, g->size, PROT_READ, MAP_PRIVATE, g->fd, 0);
-  PKV_CHECK(err, map != MAP_FAILED, PKV_E_IO, "cannot map %zu bytes of %s: %s", g->size, path,
-            strerror(errno));
-  g->bytes = map;
-  g->map_bytes = g->size;
-  return PKV_OK;
-}
-
 /* The first `want` bytes of the file into a fresh private copy: read(), so that a file that shrinks
    is an error and not a signal. */
 static pkv_status read_meta(pkv_gguf *g, size_t want, pkv_error *err) {
@@ -86,16 +66,7 @@ static pkv_status read_meta(pkv_gguf *g, size_t want, pkv_error *err) {
   g->owned = pkv_alloc(a, want);
   PKV_CHECK(err, g->owned != NULL, PKV_E_NOMEM, "no memory for %zu bytes of keys", want);
   g->owned_bytes = want;
-  size_t done = 0;
-  while (done < want) {
-    const ssize_t n = pread(g->fd, g->owned + done, want - done, (off_t)done);
-    if (n < 0 && errno == EINTR) continue;
-    PKV_CHECK(err, n >= 0, PKV_E_IO, "cannot read the file at offset %zu: %s", done,
-              strerror(errno));
-    PKV_CHECK(err, n > 0, PKV_E_IO, "file shrank from %zu to %zu bytes while it was read", g->size,
-              done);
-    done += (size_t)n;
-  }
+  PKV_TRY(pkv_mapped_read(g->owned, &g->file, want, err));
   g->meta = g->owned;
   return PKV_OK;
 }
@@ -124,7 +95,9 @@ static pkv_status trim_meta(pkv_gguf *g, pkv_error *err) {
 }
 
 static pkv_status load_file(pkv_gguf *g, const char *path, pkv_error *err) {
-  PKV_TRY(open_and_map(g, path, err));
+  PKV_TRY(pkv_mapped_open(&g->file, path, err));
+  g->size = g->file.size;
+  g->bytes = g->file.bytes;
   const size_t most = g->size < PKV_GGUF_MAX_META ? g->size : PKV_GGUF_MAX_META;
   size_t want = most < FIRST_READ ? most : FIRST_READ;
   for (;;) {
@@ -146,7 +119,7 @@ pkv_status pkv_gguf_open(pkv_gguf **out, const char *path, const pkv_allocator *
   PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
   *out = NULL;
   PKV_CHECK(err, path != NULL, PKV_E_INVALID, "path is NULL");
-  pkv_gguf *g = new_gguf(allocator);
+  pkv_gguf *g = pkv_gguf_new(allocator);
   PKV_CHECK(err, g != NULL, PKV_E_NOMEM, "no memory for the file's description");
   const pkv_status status = load_file(g, path, err);
   if (status != PKV_OK) {
@@ -158,13 +131,11 @@ pkv_status pkv_gguf_open(pkv_gguf **out, const char *path, const pkv_allocator *
 }
 
 pkv_status pkv_gguf_check_unchanged(const pkv_gguf *g, pkv_error *err) {
-  struct stat st;
-  if (g->fd < 0) return PKV_OK;
-  PKV_CHECK(err, fstat(g->fd, &st) == 0, PKV_E_IO, "cannot read the model file's size: %s",
-            strerror(errno));
-  PKV_CHECK(err, st.st_size >= 0 && (uint64_t)st.st_size >= g->size, PKV_E_IO,
-            "model file shrank from %zu to %lld bytes while it is in use", g->size,
-            (long long)st.st_size);
+  PKV_TRY(pkv_mapped_check_unchanged(&g->file, err));
+  for (size_t i = 0; i < g->part_count; i++)
+    PKV_TRY(pkv_gguf_check_unchanged(g->parts[i], err));
+  for (size_t i = 0; i < g->tensor_file_count; i++)
+    PKV_TRY(pkv_safetensors_check_unchanged(g->tensor_files[i], err));
   return PKV_OK;
 }
 
@@ -253,4 +224,8 @@ const pkv_gguf_tensor *pkv_gguf_find_tensor(const pkv_gguf *g, const char *name)
       lo = mid + 1;
   }
   return NULL;
+}
+
+bool pkv_gguf_is_folder(const pkv_gguf *g) {
+  return g->folder;
 }

@@ -77,6 +77,9 @@ pkv_status pkv_gguf_check_whole(const pkv_gguf *gguf, bool need_tensors, pkv_err
 /* E_IO when the file on disk is shorter than when it was opened. One fstat; always OK in memory. */
 pkv_status pkv_gguf_check_unchanged(const pkv_gguf *gguf, pkv_error *err);
 
+/* 1: keys and tensors of a folder of safetensors, in GGUF's words (model/folder.h). */
+bool pkv_gguf_is_folder(const pkv_gguf *gguf);
+
 uint32_t pkv_gguf_version(const pkv_gguf *gguf);
 size_t pkv_gguf_file_bytes(const pkv_gguf *gguf);
 size_t pkv_gguf_value_count(const pkv_gguf *gguf);

@@ -273,7 +273,7 @@ static pkv_status sort_values(pkv_gguf *g, pkv_error *err) {
   return PKV_OK;
 }
 
-static pkv_status sort_tensors(pkv_gguf *g, pkv_error *err) {
+pkv_status pkv_gguf_sort_tensors(pkv_gguf *g, pkv_error *err) {
   char quoted[PKV_GGUF_QUOTE_BYTES];
   sort_order(g->tensor_order, g->tensor_count, g, name_before);
   for (size_t i = 1; i < g->tensor_count; i++) {
@@ -357,7 +357,7 @@ static pkv_status read_tables(pkv_gguf *g, reader *r, pkv_error *err) {
     g->tensor_order = pkv_alloc_zeroed(a, tensors, sizeof *g->tensor_order);
   }
   g->value_count = values;
-  g->tensor_count = tensors;
+  g->tensor_count = g->tensor_room = tensors;
   PKV_CHECK(err, values == 0 || (g->values != NULL && g->value_order != NULL), PKV_E_NOMEM,
             "no memory for %zu keys", values);
   PKV_CHECK(err, tensors == 0 || (g->tensors != NULL && g->tensor_order != NULL), PKV_E_NOMEM,
@@ -377,20 +377,20 @@ pkv_status pkv_gguf_parse(pkv_gguf *g, size_t have, bool *starved, pkv_error *er
   PKV_TRY(status);
   PKV_TRY(sort_values(g, err));
   PKV_TRY(read_alignment(g, err));
-  PKV_TRY(sort_tensors(g, err));
+  PKV_TRY(pkv_gguf_sort_tensors(g, err));
   PKV_TRY(place_tensors(g, err));
   PKV_TRY(check_overlaps(g, err));
-  return sort_tensors(g, err); /* check_overlaps used the order for its own */
+  return pkv_gguf_sort_tensors(g, err); /* check_overlaps used the order for its own */
 }
 
 void pkv_gguf_free_tables(pkv_gguf *g) {
   const pkv_allocator *a = &g->allocator;
   pkv_free(a, g->values, g->value_count * sizeof *g->values);
   pkv_free(a, g->value_order, g->value_count * sizeof *g->value_order);
-  pkv_free(a, g->tensors, g->tensor_count * sizeof *g->tensors);
-  pkv_free(a, g->tensor_order, g->tensor_count * sizeof *g->tensor_order);
+  pkv_free(a, g->tensors, g->tensor_room * sizeof *g->tensors);
+  pkv_free(a, g->tensor_order, g->tensor_room * sizeof *g->tensor_order);
   g->values = NULL;
   g->tensors = NULL;
   g->value_order = g->tensor_order = NULL;
-  g->value_count = g->tensor_count = 0;
+  g->value_count = g->tensor_count = g->tensor_room = 0;
 }

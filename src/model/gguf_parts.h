@@ -4,6 +4,8 @@
 #define PKV_MODEL_GGUF_PARTS_H
 
 #include "model/gguf.h"
+#include "model/mapped_file.h"
+#include "model/safetensors.h"
 
 #define PKV_GGUF_MAX_STRING    ((uint64_t)16 << 20)
 #define PKV_GGUF_MAX_ELEMENTS  ((uint64_t)64 << 20)
@@ -22,13 +24,21 @@ struct pkv_gguf {
   const unsigned char *meta;
   unsigned char *owned;
   size_t owned_bytes;
-  const unsigned char *bytes; /* the whole file: mapped (map_bytes > 0) or the caller's */
-  size_t map_bytes;
-  int fd; /* -1 = none */
+  const unsigned char *bytes; /* the whole file: file.bytes or the caller's */
+  pkv_mapped file;
+  /* Files whose tensors are in the table too: further shards, or those of a folder. */
+  pkv_gguf **parts;
+  size_t part_count;
+  pkv_safetensors **tensor_files;
+  size_t tensor_file_count;
+  void *extra; /* names and tensors that no file has */
+  size_t extra_bytes;
+  bool folder;
   uint32_t version, alignment;
   pkv_gguf_value *values;
   pkv_gguf_tensor *tensors;
-  size_t value_count, tensor_count;     /* as declared, once checked; the tables have this size */
+  size_t value_count, tensor_count;     /* as declared, once checked */
+  size_t tensor_room;                   /* entries that the tensor tables have memory for */
   uint32_t *value_order, *tensor_order; /* indices in the order of key, name */
   size_t meta_bytes;                    /* up to the end of the tensor table */
   size_t data_offset;
@@ -39,6 +49,10 @@ struct pkv_gguf {
  * tells that the failure only means that more than `have` bytes are needed.
  */
 pkv_status pkv_gguf_parse(pkv_gguf *g, size_t have, bool *starved, pkv_error *err);
+/* An empty one; NULL = no memory. */
+pkv_gguf *pkv_gguf_new(const pkv_allocator *allocator);
+/* Fills the order of the tensor table and refuses a name that is there twice. */
+pkv_status pkv_gguf_sort_tensors(pkv_gguf *g, pkv_error *err);
 /* Bytewise order of names: < 0, 0, > 0. */
 int pkv_gguf_compare(pkv_span a, pkv_span b);
 size_t pkv_gguf_scalar_bytes(pkv_gguf_type type); /* 0 for strings, arrays and unknown types */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Hyper-parameters of the llama and gemma3 architectures; keys are written as llama's below. One
- * pass over all of them, before any use: a value out of its range is refused by key and value, a
- * value we would have to ignore is refused by name.
+ * Hyper-parameters of the architectures llama, qwen2, qwen3 and gemma3; keys are written as llama's
+ * below. One pass over all of them, before any use: a value out of its range is refused by key and
+ * value, a value we would have to ignore is refused by name.
  */
 #include "model/model_parts.h"
 
@@ -22,6 +22,7 @@
 
 #define KEY_BYTES        96
 #define WINDOW           "llama.attention.sliding_window"
+#define LOCAL_LAYERS     "pkv.local_layers" /* of a folder: for each layer, whether it is local */
 #define GEMMA_27B_LAYERS 62
 
 /* A key of llama's as this model's architecture spells it. */
@@ -83,6 +84,22 @@ static bool span_is(pkv_span s, const char *text) {
   return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0;
 }
 
+static pkv_status read_yarn(pkv_model *m, double factor, pkv_error *err) {
+  int32_t original = m->hp.context;
+  double extrapolate = 1.0;
+  m->yarn = (pkv_yarn){factor, 0.0, 32.0, 1.0};
+  PKV_TRY(get_i32(&original, m, "llama.rope.scaling.original_context_length", false, 1, MAX_CONTEXT,
+                  err));
+  PKV_TRY(get_float(&m->yarn.fast, m, "llama.rope.scaling.yarn_beta_fast", false, 1e-3, 1e6, err));
+  PKV_TRY(get_float(&m->yarn.slow, m, "llama.rope.scaling.yarn_beta_slow", false, 1e-3, 1e6, err));
+  PKV_TRY(get_float(&extrapolate, m, "llama.rope.scaling.yarn_ext_factor", false, -1e6, 1e6, err));
+  PKV_CHECK(err, extrapolate == 1.0, PKV_E_UNSUPPORTED,
+            "%s.rope.scaling.yarn_ext_factor is %g: only 1 is supported", m->architecture,
+            extrapolate);
+  m->yarn.original = (double)original;
+  return PKV_OK;
+}
+
 static pkv_status read_rope_scaling(pkv_model *m, pkv_error *err) {
   char quoted[PKV_GGUF_QUOTE_BYTES], key[KEY_BYTES];
   pkv_span type = {"", 0};
@@ -90,24 +107,26 @@ static pkv_status read_rope_scaling(pkv_model *m, pkv_error *err) {
   PKV_TRY(
       pkv_gguf_get_string(&type, m->gguf, key_of(key, m, "llama.rope.scaling.type"), false, err));
   PKV_TRY(get_float(&factor, m, "llama.rope.scale_linear", false, 1e-3, 1e6, err));
-  const bool linear = span_is(type, "linear");
-  PKV_TRY(
-      get_float(&factor, m, "llama.rope.scaling.factor", linear && factor == 0.0, 1e-3, 1e6, err));
+  const bool linear = span_is(type, "linear"), yarn = span_is(type, "yarn");
+  PKV_TRY(get_float(&factor, m, "llama.rope.scaling.factor", (linear || yarn) && factor == 0.0,
+                    1e-3, 1e6, err));
   m->rope_factor = 1.0f;
+  if (yarn) return read_yarn(m, factor, err);
   if (type.size == 0 || linear) {
     if (factor > 0.0) m->rope_factor = (float)factor;
     return PKV_OK;
   }
   if (span_is(type, "none")) return PKV_OK;
   return PKV_FAIL(err, PKV_E_UNSUPPORTED,
-                  "%s.rope.scaling.type is \"%s\": none and linear are supported (and "
+                  "%s.rope.scaling.type is \"%s\": none, linear and yarn are supported (and "
                   "rope_freqs.weight)",
                   m->architecture, pkv_gguf_quote(quoted, type));
 }
 
 static pkv_status read_rope(pkv_model *m, pkv_error *err) {
   pkv_hparams *hp = &m->hp;
-  hp->rope_pairs_adjacent = 1;
+  /* Converters to GGUF reorder the rows of llama's q and k, and of no other family's. */
+  hp->rope_pairs_adjacent = strcmp(m->architecture, "llama") == 0 && !pkv_gguf_is_folder(m->gguf);
   hp->rope_dim = hp->head_dim;
   PKV_TRY(get_i32(&hp->rope_dim, m, "llama.rope.dimension_count", false, 1, MAX_WIDTH, err));
   PKV_CHECK(err, hp->rope_dim % 2 == 0 && hp->rope_dim <= hp->head_dim, PKV_E_FORMAT,
@@ -129,18 +148,18 @@ static pkv_status refuse_unknown_arithmetic(const pkv_model *m, pkv_error *err) 
               {"llama.logit_scale", 1},
               {"llama.residual_scale", 1},
               {"llama.embedding_scale", 1},
-              {"llama.attention.scale", 0},
               {"llama.attention.clamp_kqv", 0},
               {"llama.attention.max_alibi_bias", 0},
               {WINDOW, 0},
               {"llama.attn_logit_softcapping", 0},
               {"llama.final_logit_softcapping", 0},
-              {"llama.rope.scaling.attn_factor", 1}};
+              {"llama.rope.scaling.attn_factor", 1},
+              {"llama.rope.scaling.yarn_attn_factor", 1}};
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
     char key[KEY_BYTES];
     const pkv_gguf_value *v = pkv_gguf_find(m->gguf, key_of(key, m, keys[i].key));
     double value = keys[i].neutral;
-    if (!v || (m->gemma && strcmp(keys[i].key, WINDOW) == 0)) continue;
+    if (!v || (m->hp.window > 0 && strcmp(keys[i].key, WINDOW) == 0)) continue;
     if (v->type == PKV_GGUF_F32 || v->type == PKV_GGUF_F64) {
       PKV_TRY(pkv_gguf_get_float(&value, m->gguf, key, false, -1e30, 1e30, err));
     } else {
@@ -154,29 +173,41 @@ static pkv_status refuse_unknown_arithmetic(const pkv_model *m, pkv_error *err) 
   return PKV_OK;
 }
 
+bool pkv_hparams_is_local(const pkv_model *m, int32_t layer) {
+  if (m->hp.window == 0) return false;
+  const pkv_gguf_value *list =
+      pkv_gguf_is_folder(m->gguf) ? pkv_gguf_find(m->gguf, LOCAL_LAYERS) : NULL;
+  if (list)
+    return (uint64_t)layer < list->count && pkv_gguf_element_int(list, (uint64_t)layer) != 0;
+  return m->global_every == 0 || (layer + 1) % m->global_every != 0;
+}
+
 /*
- * gemma3: pairs of a rotation lie half a head apart, the embedding is scaled, and five of six
- * layers look back over a window only, with a base of their own. Within the window all layers see
- * the same tokens, and that is where the context is cut: longer texts are refused, not wrong.
+ * Which layers look back over a window only: of gemma3 five of six, with a base of their own; of a
+ * llama file that has a window (Mistral's) all.
  */
-static pkv_status read_gemma(pkv_model *m, pkv_error *err) {
-  pkv_hparams *hp = &m->hp;
-  int32_t window = 0;
+static pkv_status read_windows(pkv_model *m, pkv_error *err) {
+  const bool llama = strcmp(m->architecture, "llama") == 0;
   double base = 10000.0;
+  if (!m->gemma && !llama && !pkv_gguf_is_folder(m->gguf)) return PKV_OK; /* refused if there */
+  PKV_TRY(get_i32(&m->hp.window, m, WINDOW, m->gemma, m->gemma ? 1 : 0, INT32_MAX, err));
+  if (!m->gemma) return PKV_OK;
   m->global_every = 6;
-  PKV_TRY(get_i32(&window, m, WINDOW, true, 1, MAX_CONTEXT, err));
   PKV_TRY(get_i32(&m->global_every, m, "llama.attention.sliding_window_pattern", false, 1,
                   MAX_LAYERS, err));
   PKV_TRY(get_float(&base, m, "llama.rope.freq_base_swa", false, 1.0, 1e12, err));
-  PKV_CHECK(err, hp->layers < GEMMA_27B_LAYERS, PKV_E_UNSUPPORTED,
-            "gemma3.block_count is %d: models of 62 layers scale attention differently, which is "
-            "not supported",
-            (int)hp->layers);
-  if (hp->context > window) hp->context = window;
-  hp->rope_pairs_adjacent = 0;
   m->local_base = (float)base;
-  m->embed_scale = sqrtf((float)hp->width);
   return PKV_OK;
+}
+
+/* gemma3: the embedding is scaled, and so is attention in the largest model. */
+static void set_gemma(pkv_model *m) {
+  const pkv_hparams *hp = &m->hp;
+  if (!m->gemma) return;
+  m->embed_scale = sqrtf((float)hp->width);
+  m->norm_plus_one = pkv_gguf_is_folder(m->gguf);
+  if (m->attn_scale == 0.0f && hp->layers == GEMMA_27B_LAYERS)
+    m->attn_scale = 1.0f / sqrtf((float)hp->width / (float)hp->query_heads);
 }
 
 static void copy_span(char *to, size_t size, pkv_span from) {
@@ -191,8 +222,10 @@ pkv_status pkv_hparams_read(pkv_model *m, pkv_error *err) {
   pkv_span architecture = {"", 0}, name = {"", 0};
   PKV_TRY(pkv_gguf_get_string(&architecture, m->gguf, "general.architecture", true, err));
   m->gemma = span_is(architecture, "gemma3");
-  PKV_CHECK(err, m->gemma || span_is(architecture, "llama"), PKV_E_UNSUPPORTED,
-            "general.architecture is \"%s\": llama and gemma3 are supported",
+  m->head_norms = m->gemma || span_is(architecture, "qwen3");
+  PKV_CHECK(err, m->head_norms || span_is(architecture, "llama") || span_is(architecture, "qwen2"),
+            PKV_E_UNSUPPORTED,
+            "general.architecture is \"%s\": llama, qwen2, qwen3 and gemma3 are supported",
             pkv_gguf_quote(quoted, architecture));
   PKV_TRY(pkv_gguf_get_string(&name, m->gguf, "general.name", false, err));
   copy_span(m->architecture, sizeof m->architecture, architecture);
@@ -208,7 +241,13 @@ pkv_status pkv_hparams_read(pkv_model *m, pkv_error *err) {
   double eps = 0.0;
   PKV_TRY(get_float(&eps, m, "llama.attention.layer_norm_rms_epsilon", true, 1e-12, 1.0, err));
   hp->norm_eps = (float)eps;
+  double scale = 0.0;
+  PKV_TRY(get_float(&scale, m, "llama.attention.scale", false, 0.0, 1e6, err));
+  m->attn_scale = (float)scale;
   m->embed_scale = 1.0f;
-  if (m->gemma) PKV_TRY(read_gemma(m, err));
+  PKV_TRY(read_windows(m, err));
+  set_gemma(m);
+  for (int32_t i = 0; i < hp->layers; i++)
+    hp->local_layers += pkv_hparams_is_local(m, i) ? 1 : 0;
   return refuse_unknown_arithmetic(m, err);
 }

@@ -6,6 +6,7 @@
 #include "model/model.h"
 
 #include "base/status.h"
+#include "model/folder.h"
 #include "model/model_parts.h"
 
 /* The file as pkv_model_open sees it. */
@@ -31,7 +32,7 @@ static void judge(verdict *v, const char *path, const void *bytes, size_t size,
 }
 
 static bool visit_file(const pkv_inspector *visitor, const pkv_gguf *g, const verdict *v) {
-  pkv_inspect_file file = {.format = "GGUF",
+  pkv_inspect_file file = {.format = pkv_gguf_is_folder(g) ? "safetensors" : "GGUF",
                            .version = pkv_gguf_version(g),
                            .alignment = pkv_gguf_alignment(g),
                            .file_bytes = (int64_t)pkv_gguf_file_bytes(g),
@@ -119,8 +120,12 @@ static pkv_status inspect(const char *path, const void *bytes, size_t size,
   PKV_CHECK(err, visitor->max_elements >= 0, PKV_E_INVALID,
             "visitor->max_elements is %lld, must not be negative",
             (long long)visitor->max_elements);
-  PKV_TRY(path != NULL ? pkv_gguf_open(&g, path, allocator, err)
-                       : pkv_gguf_open_memory(&g, bytes, size, allocator, err));
+  if (path == NULL)
+    PKV_TRY(pkv_gguf_open_memory(&g, bytes, size, allocator, err));
+  else if (pkv_is_folder(path))
+    PKV_TRY(pkv_folder_open(&g, path, false, allocator, err));
+  else
+    PKV_TRY(pkv_gguf_open(&g, path, allocator, err));
   judge(&v, path, bytes, size, allocator);
   visit(visitor, g, &v);
   pkv_gguf_close(g);

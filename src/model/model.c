@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "model/chat.h"
+#include "model/folder.h"
 #include "model/model_parts.h"
 
 static const pkv_model_options default_options = PKV_MODEL_OPTIONS_INIT;
@@ -65,8 +66,13 @@ static pkv_status open_any(pkv_model **out, const char *path, const void *bytes,
   pkv_model *m = pkv_alloc_zeroed(&allocator, 1, sizeof *m);
   PKV_CHECK(err, m, PKV_E_NOMEM, "no memory for a model");
   m->allocator = allocator;
-  pkv_status status = path ? pkv_gguf_open(&m->gguf, path, &allocator, err)
-                           : pkv_gguf_open_memory(&m->gguf, bytes, size, &allocator, err);
+  pkv_status status;
+  if (!path)
+    status = pkv_gguf_open_memory(&m->gguf, bytes, size, &allocator, err);
+  else if (pkv_is_folder(path))
+    status = pkv_folder_open(&m->gguf, path, options->tokenizer_only != 0, &allocator, err);
+  else
+    status = pkv_gguf_open(&m->gguf, path, &allocator, err);
   if (status == PKV_OK) status = open_parts(m, options, err);
   if (status != PKV_OK) {
     pkv_model_close(m);
@@ -95,6 +101,11 @@ void pkv_model_close(pkv_model *m) {
   pkv_chat_template_destroy(m->chat);
   pkv_tokenizer_destroy(m->tokenizer);
   pkv_gguf_close(m->gguf);
+  while (m->blocks) {
+    pkv_model_block *block = m->blocks;
+    m->blocks = block->next;
+    pkv_free(&allocator, block, block->bytes);
+  }
   pkv_free(&allocator, m, sizeof *m);
 }
 

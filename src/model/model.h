@@ -13,6 +13,8 @@ typedef struct pkv_hparams {
   int32_t layers, width, feed_forward, query_heads, kv_heads, head_dim, rope_dim, vocab, context;
   float norm_eps, rope_base;
   int32_t rope_pairs_adjacent;
+  int32_t window;       /* tokens that a query of a local layer sees, its own included; 0 = none */
+  int32_t local_layers; /* how many there are */
 } pkv_hparams;
 
 const pkv_hparams *pkv_model_hparams(const pkv_model *model);
@@ -30,6 +32,9 @@ pkv_status pkv_model_inspect_memory(const void *bytes, size_t size, const pkv_in
 typedef struct pkv_forward_group {
   const pkv_plan
       *plan; /* rows, q_len and lengths (new tokens included); head shape of this model */
+  /* The same with the model's window, for its local layers. NULL: no token of any batch lies
+     further than the window (max_positions), so that one plan serves all layers. */
+  const pkv_plan *local_plan;
   const int32_t *block_table; /* [plan rows, block_table_stride] */
   int64_t block_table_stride;
   int32_t max_pages;

@@ -15,9 +15,23 @@ typedef struct pkv_layer {
   const float *attn_norm, *ffn_norm;     /* [width] */
   pkv_weight q, k, v, o, gate, up, down; /* borrowed from the file */
   const float *q_bias, *k_bias, *v_bias, *o_bias;
-  /* gemma3, else NULL: of the heads [head_dim], and of what goes back to the stream [width]. */
+  /* NULL where the family has none: of the heads [head_dim] (qwen3, gemma3), and of what goes back
+     to the stream [width] (gemma3). */
   const float *q_norm, *k_norm, *attn_post_norm, *ffn_post_norm;
+  bool local; /* sees hp.window tokens only; gemma3: rotates by local_base */
 } pkv_layer;
+
+/* rope.scaling.type yarn; factor 0 = not. Rotations of few turns within `original` tokens slow
+   down, those of many do not. */
+typedef struct pkv_yarn {
+  double factor, original, fast, slow;
+} pkv_yarn;
+
+/* Floats that are not in the file as they are used; one after another, freed with the model. */
+typedef struct pkv_model_block {
+  struct pkv_model_block *next;
+  size_t bytes;
+} pkv_model_block;
 
 struct pkv_model {
   pkv_allocator allocator;
@@ -26,11 +40,16 @@ struct pkv_model {
   pkv_chat_template *chat;  /* NULL: see chat_error */
   pkv_error chat_error;
   pkv_hparams hp;
-  bool gemma;           /* architecture gemma3, else llama */
+  bool gemma;           /* architecture gemma3 */
+  bool head_norms;      /* qwen3, gemma3 */
+  bool norm_plus_one;   /* norms are stored less 1 */
   float embed_scale;    /* of the embeddings' rows; 1 = none */
-  int32_t global_every; /* gemma: every so-manieth layer uses hp.rope_base, others local_base */
-  float local_base;
-  float rope_factor;        /* positions are divided by it; 1 = no scaling */
+  float attn_scale;     /* of the scores; 0 = 1 / sqrt(head_dim) */
+  int32_t global_every; /* every so-manieth layer is not local; 0 = none */
+  float local_base;     /* gemma: of the rotations of local layers */
+  float rope_factor;    /* positions are divided by it; 1 = no scaling */
+  pkv_yarn yarn;
+  pkv_model_block *blocks;
   const float *rope_freqs;  /* [rope_dim / 2] or NULL: each frequency is divided by its entry */
   pkv_weight embed, output; /* output is embed where the file ties them */
   const float *output_norm; /* [width] */
@@ -44,6 +63,8 @@ pkv_status pkv_hparams_read(pkv_model *model, pkv_error *err);
 /* Finds every tensor by name, with its exact shape and a type we compute with; nothing else may be
    in the file. Sets hp.vocab. */
 pkv_status pkv_weights_bind(pkv_model *model, pkv_error *err);
+/* Whether this layer is local. */
+bool pkv_hparams_is_local(const pkv_model *model, int32_t layer);
 /* Whether products and embeddings take weights of this GGUF type. */
 bool pkv_weights_computable(uint32_t type);
 /* E_FORMAT naming the first tensor that holds a NaN or an infinity, in block scales too. */

@@ -5,22 +5,28 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "model/tokenizer_chars.h"
 #include "model/tokenizer_merges.h"
 #include "model/tokenizer_pieces.h"
 #include "model/tokenizer_special.h"
 #include "model/tokenizer_split.h"
+#include "model/unicode_nfc.h"
 #include "pkv/engine.h"
 
 #define MAX_ENDS 16
+
+typedef enum tokenizer_kind { BY_BYTES, BY_SCORE, BY_CHARACTERS } tokenizer_kind;
 
 struct pkv_tokenizer {
   pkv_allocator allocator;
   pkv_vocab vocab;
   pkv_merges merges;
   pkv_specials specials;  /* borrows vocab */
-  pkv_splitter *splitter; /* NULL: by_score */
-  pkv_pieces pieces;      /* of a tokenizer by_score, which has no merges */
-  bool by_score, space_prefix;
+  pkv_splitter *splitter; /* NULL unless by bytes */
+  pkv_pieces pieces;      /* of a tokenizer by score, which has no merges */
+  pkv_chars chars;        /* of a tokenizer by characters; borrows vocab and merges */
+  tokenizer_kind kind;
+  bool space_prefix, nfc;
   bool whole_words, add_bos, add_eos;
   int32_t bos, eos;
   int32_t ends[MAX_ENDS];
@@ -33,13 +39,18 @@ struct pkv_tokenizer {
  * Creation
  * ------------------------------------------------------------------------------------------ */
 
-static pkv_status choose_model(bool *by_score, const pkv_gguf *gguf, pkv_error *err) {
+static bool is_text(pkv_span s, const char *text) {
+  return s.size == strlen(text) && memcmp(s.data, text, s.size) == 0;
+}
+
+static pkv_status choose_model(tokenizer_kind *kind, const pkv_gguf *gguf, pkv_error *err) {
   char text[PKV_GGUF_QUOTE_BYTES];
   pkv_span model = {NULL, 0};
   PKV_TRY(pkv_gguf_get_string(&model, gguf, "tokenizer.ggml.model", true, err));
-  *by_score = model.size == 5 && memcmp(model.data, "llama", 5) == 0;
-  PKV_CHECK(err, *by_score || (model.size == 4 && memcmp(model.data, "gpt2", 4) == 0),
-            PKV_E_UNSUPPORTED,
+  *kind = is_text(model, "llama")                                                   ? BY_SCORE
+          : pkv_gguf_is_folder(gguf) && is_text(model, PKV_TOKENIZER_BY_CHARACTERS) ? BY_CHARACTERS
+                                                                                    : BY_BYTES;
+  PKV_CHECK(err, *kind != BY_BYTES || is_text(model, "gpt2"), PKV_E_UNSUPPORTED,
             "tokenizer.ggml.model is '%s', supported are 'gpt2' (byte-level BPE) and 'llama' "
             "(SentencePiece's, by scores)",
             pkv_gguf_quote(text, model));
@@ -54,7 +65,8 @@ static pkv_status choose_rule(const pkv_split_rule **rule, const pkv_gguf *gguf,
             "tokenizer.ggml.pre is missing: how to split text into words is not known");
   *rule = pkv_split_rule_find(pre);
   PKV_CHECK(err, *rule != NULL, PKV_E_UNSUPPORTED,
-            "tokenizer.ggml.pre is '%s', supported are gpt-2, smollm, llama-bpe (llama3, llama-v3)",
+            "tokenizer.ggml.pre is '%s', supported are gpt-2, smollm, qwen2, llama-bpe "
+            "(llama3, llama-v3)",
             pkv_gguf_quote(text, pre));
   return PKV_OK;
 }
@@ -72,6 +84,21 @@ static pkv_status get_id(int32_t *id, const pkv_tokenizer *t, const pkv_gguf *gg
   return PKV_OK;
 }
 
+/* Of a folder: what generation_config.json and config.json list. */
+static pkv_status load_folder_ends(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
+  const pkv_gguf_value *list =
+      pkv_gguf_is_folder(gguf) ? pkv_gguf_find(gguf, "pkv.end_token_ids") : NULL;
+  for (uint64_t i = 0; list && i < list->count; i++) {
+    const int64_t id = pkv_gguf_element_int(list, i);
+    PKV_CHECK(err, id < t->vocab.size, PKV_E_FORMAT,
+              "eos_token_id of the folder's files is %lld, the vocabulary has %d tokens",
+              (long long)id, (int)t->vocab.size);
+    if (t->eos < 0) t->eos = (int32_t)id;
+    add_end(t, (int32_t)id);
+  }
+  return PKV_OK;
+}
+
 /*
  * What ends a turn: what the file names, and control tokens with a spelling that has no other use.
  * Files often name only one of several.
@@ -82,6 +109,7 @@ static pkv_status load_ends(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *e
                                         "<|end_of_text|>", "<|end|>",    "<|endoftext|>",
                                         "<end_of_turn>"};
   add_end(t, t->eos);
+  PKV_TRY(load_folder_ends(t, gguf, err));
   for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
     int32_t id;
     PKV_TRY(get_id(&id, t, gguf, keys[i], err));
@@ -98,6 +126,8 @@ static pkv_status load_ids(pkv_tokenizer *t, const pkv_gguf *gguf, bool bos_by_d
                            pkv_error *err) {
   PKV_TRY(get_id(&t->bos, t, gguf, "tokenizer.ggml.bos_token_id", err));
   PKV_TRY(get_id(&t->eos, t, gguf, "tokenizer.ggml.eos_token_id", err));
+  if (t->bos < 0 && pkv_gguf_is_folder(gguf))
+    PKV_TRY(get_id(&t->bos, t, gguf, "pkv.bos_token_id", err));
   t->add_bos = bos_by_default && t->bos >= 0;
   PKV_TRY(pkv_gguf_get_bool(&t->add_bos, gguf, "tokenizer.ggml.add_bos_token", false, err));
   PKV_TRY(pkv_gguf_get_bool(&t->add_eos, gguf, "tokenizer.ggml.add_eos_token", false, err));
@@ -133,12 +163,27 @@ static pkv_status load_by_score(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_erro
   return load_ids(t, gguf, true, err);
 }
 
+static pkv_status load_by_characters(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
+  PKV_TRY(pkv_vocab_load(&t->vocab, PKV_SPELLING_RAW, gguf, &t->allocator, err));
+  PKV_TRY(pkv_merges_load(&t->merges, &t->vocab, gguf, err));
+  PKV_TRY(pkv_specials_build(&t->specials, &t->vocab, err));
+  PKV_TRY(pkv_chars_load(&t->chars, &t->vocab, &t->merges, gguf, err));
+  PKV_TRY(pkv_gguf_get_bool(&t->nfc, gguf, "pkv.nfc", false, err));
+  return load_ids(t, gguf, false, err);
+}
+
 static pkv_status load(pkv_tokenizer *t, const pkv_gguf *gguf, pkv_error *err) {
   const pkv_split_rule *rule = NULL;
-  PKV_TRY(choose_model(&t->by_score, gguf, err));
-  if (t->by_score) return load_by_score(t, gguf, err);
+  PKV_TRY(choose_model(&t->kind, gguf, err));
+  if (t->kind == BY_SCORE) return load_by_score(t, gguf, err);
+  if (t->kind == BY_CHARACTERS) return load_by_characters(t, gguf, err);
   PKV_TRY(choose_rule(&rule, gguf, err));
   t->whole_words = rule->whole_words;
+  t->nfc = rule->nfc;
+  if (pkv_gguf_is_folder(gguf)) { /* says so itself */
+    PKV_TRY(pkv_gguf_get_bool(&t->whole_words, gguf, "pkv.ignore_merges", true, err));
+    PKV_TRY(pkv_gguf_get_bool(&t->nfc, gguf, "pkv.nfc", true, err));
+  }
   PKV_TRY(pkv_vocab_load(&t->vocab, PKV_SPELLING_BYTES, gguf, &t->allocator, err));
   PKV_TRY(pkv_merges_load(&t->merges, &t->vocab, gguf, err));
   PKV_TRY(pkv_specials_build(&t->specials, &t->vocab, err));
@@ -168,6 +213,7 @@ void pkv_tokenizer_destroy(pkv_tokenizer *t) {
   pkv_splitter_destroy(t->splitter);
   if (t->specials.ids != NULL) pkv_specials_deinit(&t->specials);
   pkv_pieces_deinit(&t->pieces);
+  pkv_chars_deinit(&t->chars);
   if (t->merges.slots != NULL) pkv_merges_deinit(&t->merges);
   if (t->vocab.bytes != NULL) pkv_vocab_deinit(&t->vocab);
   const pkv_allocator a = t->allocator;
@@ -226,7 +272,8 @@ pkv_status pkv_tokenizer_text(const char **text, size_t *bytes, const pkv_tokeni
   PKV_CHECK(err, token >= 0 && token < t->vocab.size, PKV_E_RANGE, "token is %d, not 0 .. %d",
             token, t->vocab.size - 1);
   if (!special && pkv_vocab_is_control(&t->vocab, token)) return PKV_OK;
-  const pkv_span piece = pkv_vocab_piece(&t->vocab, token);
+  const pkv_span piece = t->kind == BY_CHARACTERS ? pkv_chars_shown(&t->chars, token)
+                                                  : pkv_vocab_piece(&t->vocab, token);
   *text = piece.data;
   *bytes = piece.size;
   return PKV_OK;
@@ -243,7 +290,9 @@ typedef struct encoder {
   pkv_split_cursor *cursor;
   pkv_merge_scratch scratch;
   pkv_pieces_scratch by_score;
-  const char *text; /* the pieces, joined */
+  pkv_chars_scratch by_characters;
+  pkv_buffer normal; /* of one stretch, where text is normalized */
+  const char *text;  /* the pieces, joined */
   size_t bytes;
   const pkv_text_piece *pieces;
   size_t piece_count, piece; /* piece: the one that `trusted_end` was computed in */
@@ -282,17 +331,27 @@ static pkv_status encode_word(encoder *e, const char *word, size_t bytes, pkv_er
 
 /* Text without special tokens in it. */
 static pkv_status encode_plain(encoder *e, size_t from, size_t to, pkv_error *err) {
+  const char *text = e->text + from;
+  size_t size = to - from;
   if (from == to) return PKV_OK;
+  if (e->t->nfc) {
+    pkv_buffer_clear(&e->normal);
+    PKV_TRY(pkv_nfc(&e->normal, text, size, err));
+    text = e->normal.data;
+    size = e->normal.size;
+  }
   /* A run starts the text or follows a special token: either way it gets its space. */
-  if (e->t->by_score)
-    return pkv_pieces_encode(&e->sink, &e->by_score, &e->t->pieces, &e->t->vocab, e->text + from,
-                             to - from, e->t->space_prefix, err);
-  pkv_split_cursor_reset(e->cursor, e->text + from, to - from);
+  if (e->t->kind == BY_SCORE)
+    return pkv_pieces_encode(&e->sink, &e->by_score, &e->t->pieces, &e->t->vocab, text, size,
+                             e->t->space_prefix, err);
+  if (e->t->kind == BY_CHARACTERS)
+    return pkv_chars_encode(&e->sink, &e->by_characters, &e->t->chars, text, size, from == 0, err);
+  pkv_split_cursor_reset(e->cursor, text, size);
   for (;;) {
     size_t start, bytes;
     PKV_TRY(pkv_split_next(&start, &bytes, e->cursor, err));
     if (bytes == 0) return PKV_OK;
-    PKV_TRY(encode_word(e, e->text + from + start, bytes, err));
+    PKV_TRY(encode_word(e, text + start, bytes, err));
   }
 }
 
@@ -326,15 +385,16 @@ static pkv_status encode_text(encoder *e, bool add_bos, bool add_eos, pkv_error 
 }
 
 static pkv_status encode(encoder *e, bool add_bos, bool add_eos, pkv_error *err) {
-  if (e->t->by_score) {
-    pkv_pieces_scratch_init(&e->by_score, &e->t->allocator);
-    const pkv_status status = encode_text(e, add_bos, add_eos, err);
-    pkv_pieces_scratch_deinit(&e->by_score);
-    return status;
-  }
-  PKV_TRY(pkv_split_cursor_create(&e->cursor, e->t->splitter, err));
-  pkv_merge_scratch_init(&e->scratch, &e->t->allocator);
+  const pkv_allocator *a = &e->t->allocator;
+  if (e->t->kind == BY_BYTES) PKV_TRY(pkv_split_cursor_create(&e->cursor, e->t->splitter, err));
+  pkv_merge_scratch_init(&e->scratch, a);
+  pkv_pieces_scratch_init(&e->by_score, a);
+  pkv_chars_scratch_init(&e->by_characters, a);
+  pkv_buffer_init(&e->normal, SIZE_MAX / 2, a);
   const pkv_status status = encode_text(e, add_bos, add_eos, err);
+  pkv_buffer_deinit(&e->normal);
+  pkv_chars_scratch_deinit(&e->by_characters);
+  pkv_pieces_scratch_deinit(&e->by_score);
   pkv_merge_scratch_deinit(&e->scratch);
   pkv_split_cursor_destroy(e->cursor);
   return status;

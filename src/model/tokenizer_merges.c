@@ -40,6 +40,13 @@ static int32_t find_result(const pkv_vocab *vocab, int32_t guess, const char *by
   return pkv_vocab_find(vocab, bytes, count);
 }
 
+/* A part of a line as the vocabulary keeps its pieces. */
+static int64_t spelled(const pkv_vocab *vocab, char *out, const char *text, size_t bytes) {
+  if (vocab->spelling == PKV_SPELLING_BYTES) return pkv_vocab_decode(out, text, bytes);
+  memcpy(out, text, bytes);
+  return (int64_t)bytes;
+}
+
 /* Reads one line into ids. joined has room for two pieces; last is the result before this one. */
 static pkv_status read_merge(pkv_merge *out, const pkv_vocab *vocab, pkv_span line, size_t index,
                              int32_t last, char *joined, pkv_error *err) {
@@ -51,9 +58,9 @@ static pkv_status read_merge(pkv_merge *out, const pkv_vocab *vocab, pkv_span li
                 left_size <= PKV_VOCAB_MAX_PIECE && right_size <= PKV_VOCAB_MAX_PIECE,
             PKV_E_FORMAT, KEY_MERGES "[%zu] of %zu bytes is not two pieces with a blank between",
             index, line.size);
-  const int64_t left = pkv_vocab_decode(joined, line.data, left_size);
+  const int64_t left = spelled(vocab, joined, line.data, left_size);
   const int64_t right =
-      left < 0 ? -1 : pkv_vocab_decode(joined + left, line.data + left_size + 1, right_size);
+      left < 0 ? -1 : spelled(vocab, joined + left, line.data + left_size + 1, right_size);
   PKV_CHECK(err, right >= 0, PKV_E_FORMAT,
             KEY_MERGES "[%zu] has a character outside the byte alphabet", index);
   out->left = pkv_vocab_find(vocab, joined, (size_t)left);
@@ -233,6 +240,17 @@ static void merge_all(pkv_merge_scratch *s, const pkv_merges *m) {
   }
 }
 
+void pkv_merge_symbols(pkv_merge_scratch *s, const pkv_merges *m, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++) {
+    s->symbols[i].prev = i > 0 ? i - 1 : PKV_MERGE_NONE;
+    s->symbols[i].next = i + 1 < n ? i + 1 : PKV_MERGE_NONE;
+  }
+  s->heap_size = 0;
+  for (uint32_t i = 0; i + 1 < n; i++)
+    push_pair(s, m, i, i + 1);
+  merge_all(s, m);
+}
+
 pkv_status pkv_merge_word(pkv_token_sink *sink, pkv_merge_scratch *s, const pkv_merges *m,
                           const pkv_vocab *vocab, const char *word, size_t bytes,
                           const int32_t *replacement, size_t replacement_count, pkv_error *err) {
@@ -245,13 +263,9 @@ pkv_status pkv_merge_word(pkv_token_sink *sink, pkv_merge_scratch *s, const pkv_
     const int32_t id = vocab->byte_token[(unsigned char)word[i]];
     PKV_CHECK(err, id >= 0 || replacement_count > 0, PKV_E_UNSUPPORTED,
               "the vocabulary has no token for byte 0x%02x", (unsigned)(unsigned char)word[i]);
-    s->symbols[i] =
-        (pkv_merge_symbol){id, i > 0 ? i - 1 : PKV_MERGE_NONE, i + 1 < n ? i + 1 : PKV_MERGE_NONE};
+    s->symbols[i].id = id;
   }
-  s->heap_size = 0;
-  for (uint32_t i = 0; i + 1 < n; i++)
-    push_pair(s, m, i, i + 1);
-  merge_all(s, m);
+  pkv_merge_symbols(s, m, n);
   for (uint32_t i = 0; i != PKV_MERGE_NONE; i = s->symbols[i].next) {
     if (s->symbols[i].id >= 0) {
       pkv_token_sink_put(sink, s->symbols[i].id);

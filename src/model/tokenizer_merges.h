@@ -81,6 +81,9 @@ pkv_status pkv_merge_scratch_reserve(pkv_merge_scratch *s, size_t n, pkv_error *
 void pkv_merge_heap_push(pkv_merge_scratch *s, uint64_t key);
 uint64_t pkv_merge_heap_pop(pkv_merge_scratch *s); /* heap_size > 0 */
 
+/* Joins symbols[0 .. count), whose ids are set, until no pair has a rank; what is left is the list
+   that starts at symbol 0. The scratch was reserved for at least `count`. */
+void pkv_merge_symbols(pkv_merge_scratch *s, const pkv_merges *m, uint32_t count);
 /*
  * Merges one word and puts its tokens. A byte for which the vocabulary has no token becomes the
  * `replacement_count` ids of replacement; when there are none it is E_UNSUPPORTED naming the byte.

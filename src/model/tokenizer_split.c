@@ -60,10 +60,12 @@
   "[" BLANK "]+(?![^" BLANK NUMBER "])|[" BLANK "]++"
 
 /* The fifth alternative is \s*[\r\n]+ without its walk back: up to the last newline of the run. */
-#define LLAMA3                                                                                     \
-  "'(?:[sS\\x{17f}tTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\\r\\n" LETTER NUMBER "]?+[" LETTER "]++|" \
-  "[" NUMBER "]{1,3}+| ?[^" BLANK LETTER NUMBER "]++[\\r\\n]*+|"                                   \
-  "(?:[" BLANK_BUT_NEWLINE "]*+[\\r\\n]++)++|" BLANKS
+#define MODERN(number)                                                                             \
+  "'(?:[sS\\x{17f}tTmMdD]|[rR][eE]|[vV][eE]|[lL][lL])|[^\\r\\n" LETTER NUMBER "]?+[" LETTER        \
+  "]++|" number "| ?[^" BLANK LETTER NUMBER "]++[\\r\\n]*+|(?:[" BLANK_BUT_NEWLINE                 \
+  "]*+[\\r\\n]++)++|" BLANKS
+#define LLAMA3 MODERN("[" NUMBER "]{1,3}+")
+#define QWEN2  MODERN("[" NUMBER "]")
 
 typedef struct rule_name {
   const char *name;
@@ -71,9 +73,12 @@ typedef struct rule_name {
 } rule_name;
 
 static const rule_name rules[] = {
-    {"gpt-2", {"gpt-2", GPT2, false, false}},         {"smollm", {"smollm", SMOLLM, false, false}},
-    {"llama-bpe", {"llama-bpe", LLAMA3, true, true}}, {"llama3", {"llama-bpe", LLAMA3, true, true}},
-    {"llama-v3", {"llama-bpe", LLAMA3, true, true}},
+    {"gpt-2", {"gpt-2", GPT2, false, false, false}},
+    {"smollm", {"smollm", SMOLLM, false, false, false}},
+    {"llama-bpe", {"llama-bpe", LLAMA3, true, true, false}},
+    {"llama3", {"llama-bpe", LLAMA3, true, true, false}},
+    {"llama-v3", {"llama-bpe", LLAMA3, true, true, false}},
+    {"qwen2", {"qwen2", QWEN2, false, false, true}},
 };
 
 struct pkv_splitter {

@@ -24,6 +24,7 @@ typedef struct pkv_split_rule {
   const char *pattern; /* PCRE2, matches at the start of any well-formed text */
   bool whole_words;    /* a word that is in the vocabulary is that token, whatever the merges say */
   bool bos_by_default; /* a file that is silent about add_bos_token means yes */
+  bool nfc;            /* text is brought to normalization form C before */
 } pkv_split_rule;
 
 /* NULL when the name is not known. */

@@ -245,6 +245,26 @@ static pkv_status load_spaced_pieces(pkv_vocab *v, pkv_string_walk walk, pkv_err
   return PKV_OK;
 }
 
+/* The same for PKV_SPELLING_RAW. */
+static pkv_status load_raw_pieces(pkv_vocab *v, pkv_string_walk walk, pkv_error *err) {
+  char text[PKV_GGUF_QUOTE_BYTES];
+  uint32_t at = 0;
+  for (int32_t id = 0; id < v->size; id++) {
+    const pkv_span piece = pkv_string_walk_next(&walk);
+    v->offset[id] = at;
+    memcpy(v->bytes + at, piece.data, piece.size);
+    at += (uint32_t)piece.size;
+    if (v->type[id] != PKV_TOKEN_BYTE) continue;
+    const int32_t byte = byte_of(piece);
+    PKV_CHECK(err, byte >= 0 && v->byte_token[byte] < 0, PKV_E_FORMAT,
+              KEY_TOKENS "[%d] is '%s': no byte token, or the second one of its byte", id,
+              pkv_gguf_quote(text, piece));
+    v->byte_token[byte] = id;
+  }
+  v->offset[v->size] = at;
+  return PKV_OK;
+}
+
 /* Fills bytes and offset. An ordinary piece outside the byte alphabet stands for its own
    characters; no text can become it, so it counts as unused. */
 static void load_pieces(pkv_vocab *v, pkv_string_walk walk) {
@@ -275,7 +295,10 @@ static pkv_status load(pkv_vocab *v, size_t text_bytes, const pkv_gguf *gguf, pk
     PKV_TRY(load_spaced_pieces(v, walk, err));
     return table_fill(v, false, err);
   }
-  load_pieces(v, walk);
+  if (v->spelling == PKV_SPELLING_RAW)
+    PKV_TRY(load_raw_pieces(v, walk, err));
+  else
+    load_pieces(v, walk);
   PKV_TRY(table_fill(v, false, err));
   return table_fill(v, true, err);
 }

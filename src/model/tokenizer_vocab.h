@@ -29,8 +29,9 @@ typedef enum pkv_token_type {
 
 /* How a file spells ordinary tokens. */
 typedef enum pkv_spelling {
-  PKV_SPELLING_BYTES = 0, /* each byte a character of GPT-2's alphabet */
-  PKV_SPELLING_SPACES = 1 /* UTF-8 with U+2581 for a space; byte tokens as <0x0A> */
+  PKV_SPELLING_BYTES = 0,  /* each byte a character of GPT-2's alphabet */
+  PKV_SPELLING_SPACES = 1, /* UTF-8 with U+2581 for a space; byte tokens as <0x0A> */
+  PKV_SPELLING_RAW = 2     /* the same, and pieces are kept as they are spelled */
 } pkv_spelling;
 
 typedef struct pkv_vocab_slot {

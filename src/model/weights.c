@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Binds the tensors of a llama or gemma3 file: every one by name, with exactly the shape that the
- * hyper-parameters give. Weights are not copied; they stay in the mapped file.
+ * Binds the tensors of a model: every one by name, with exactly the shape that the hyper-parameters
+ * give. Weights are not copied; they stay in the mapped file. Copied are norms and biases that are
+ * not F32 or need 1 added, and what does not lie at a multiple of its element's size.
  */
 #include "model/model_parts.h"
 
@@ -20,7 +21,8 @@ static const char *const layer_names[] = {
     "ffn_down.weight",     "attn_q.bias",        "attn_k.bias",        "attn_v.bias",
     "attn_output.bias",    "attn_q_norm.weight", "attn_k_norm.weight", "post_attention_norm.weight",
     "post_ffw_norm.weight"};
-#define GEMMA_NAMES 4 /* the last ones */
+#define HEAD_NORMS 2 /* of the layer's names and vectors: behind those that all families have */
+#define POST_NORMS 2 /* the last ones */
 static const char *const global_names[] = {"token_embd.weight", "output_norm.weight",
                                            "output.weight", "rope_freqs.weight"};
 
@@ -35,6 +37,27 @@ bool pkv_weights_computable(uint32_t type) {
          type == PKV_WTYPE_Q8_0 || type == PKV_WTYPE_Q4_0 || type == PKV_WTYPE_Q4_1 ||
          type == PKV_WTYPE_Q5_0 || type == PKV_WTYPE_Q5_1 || type == PKV_WTYPE_Q4_K ||
          type == PKV_WTYPE_Q5_K || type == PKV_WTYPE_Q6_K;
+}
+
+/* How many of a layer's names, or vectors, this model has. */
+static size_t have(const pkv_model *m, size_t all) {
+  return m->gemma ? all : all - POST_NORMS - (m->head_norms ? 0 : HEAD_NORMS);
+}
+
+/* Memory for `bytes` bytes that lives as long as the model. */
+static void *keep(binder *b, size_t bytes) {
+  size_t total = 0;
+  if (!pkv_add_size(&total, bytes, PKV_CACHE_LINE)) return NULL;
+  pkv_model_block *block = pkv_alloc(&b->m->allocator, total);
+  if (!block) return NULL;
+  *block = (pkv_model_block){b->m->blocks, total};
+  b->m->blocks = block;
+  return (char *)block + PKV_CACHE_LINE;
+}
+
+static size_t float_bytes(uint32_t type) {
+  if (type == PKV_WTYPE_F32) return 4;
+  return type == PKV_WTYPE_F16 || type == PKV_WTYPE_BF16 ? 2 : 0;
 }
 
 static const char *type_name(uint32_t type) {
@@ -81,10 +104,28 @@ static pkv_status bind_matrix(pkv_weight *out, binder *b, const char *name, int6
   out->n = outputs;
   out->k = inputs;
   out->data = t->data;
+  const size_t element = float_bytes(t->type);
+  if (element > 0 && (uintptr_t)t->data % element != 0) {
+    void *copy = keep(b, t->bytes);
+    PKV_CHECK(b->err, copy, PKV_E_NOMEM, "no memory for a copy of tensor %s", name);
+    memcpy(copy, t->data, t->bytes);
+    out->data = copy;
+  }
   out->row_bytes = inputs / block * block_bytes;
   b->m->parameters += inputs * outputs;
   b->m->weight_bytes += (int64_t)t->bytes;
   return PKV_OK;
+}
+
+static float float_at(const pkv_gguf_tensor *t, int64_t i) {
+  float whole;
+  uint16_t half;
+  if (t->type == PKV_WTYPE_F32) {
+    memcpy(&whole, t->data + i * 4, sizeof whole);
+    return whole;
+  }
+  memcpy(&half, t->data + i * 2, sizeof half);
+  return t->type == PKV_WTYPE_F16 ? pkv_f16_to_f32(half) : pkv_bf16_to_f32(half);
 }
 
 static pkv_status bind_vector(const float **out, binder *b, const char *name, bool required,
@@ -93,12 +134,20 @@ static pkv_status bind_vector(const float **out, binder *b, const char *name, bo
   *out = NULL;
   PKV_TRY(find(&t, b, name, required, count, 1));
   if (!t) return PKV_OK;
-  PKV_CHECK(b->err, t->type == PKV_WTYPE_F32, PKV_E_UNSUPPORTED,
-            "tensor %s has type %s (%u); norms, biases and rope_freqs must be F32", name,
-            type_name(t->type), t->type);
-  PKV_CHECK(b->err, (uintptr_t)t->data % sizeof(float) == 0, PKV_E_FORMAT,
-            "tensor %s lies at file offset %zu, not aligned for F32", name, t->offset);
-  *out = (const float *)(const void *)t->data;
+  const size_t element = float_bytes(t->type);
+  PKV_CHECK(b->err, element > 0, PKV_E_UNSUPPORTED,
+            "tensor %s has type %s (%u); norms, biases and rope_freqs must be F32, F16 or BF16",
+            name, type_name(t->type), t->type);
+  const bool plus_one = b->m->norm_plus_one && strstr(name, "norm") != NULL;
+  if (element == sizeof(float) && (uintptr_t)t->data % sizeof(float) == 0 && !plus_one) {
+    *out = (const float *)(const void *)t->data;
+  } else {
+    float *copy = keep(b, (size_t)count * sizeof *copy);
+    PKV_CHECK(b->err, copy, PKV_E_NOMEM, "no memory for a copy of tensor %s", name);
+    for (int64_t i = 0; i < count; i++)
+      copy[i] = float_at(t, i) + (plus_one ? 1.0f : 0.0f);
+    *out = copy;
+  }
   b->m->parameters += count;
   b->m->weight_bytes += (int64_t)t->bytes;
   return PKV_OK;
@@ -134,8 +183,9 @@ static pkv_status bind_layer(binder *b, int32_t index) {
                  {"attn_k_norm.weight", &l->k_norm, true, hp->head_dim},
                  {"post_attention_norm.weight", &l->attn_post_norm, true, width},
                  {"post_ffw_norm.weight", &l->ffn_post_norm, true, width}};
-  const size_t vector_count = sizeof vectors / sizeof vectors[0] - (b->m->gemma ? 0 : GEMMA_NAMES);
+  const size_t vector_count = have(b->m, sizeof vectors / sizeof vectors[0]);
   char name[NAME_BYTES];
+  l->local = pkv_hparams_is_local(b->m, index);
   for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++) {
     (void)snprintf(name, sizeof name, "blk.%d.%s", (int)index, matrices[i].name);
     PKV_TRY(bind_matrix(matrices[i].to, b, name, matrices[i].inputs, matrices[i].outputs));
@@ -159,7 +209,7 @@ static bool is_known(const pkv_model *m, pkv_span name) {
     layer = layer * 10 + (name.data[at] - '0');
   if (layer >= m->hp.layers || at == name.size) return false;
   at++;
-  const size_t names = sizeof layer_names / sizeof layer_names[0] - (m->gemma ? 0 : GEMMA_NAMES);
+  const size_t names = have(m, sizeof layer_names / sizeof layer_names[0]);
   for (size_t i = 0; i < names; i++) {
     if (name.size - at == strlen(layer_names[i]) &&
         memcmp(name.data + at, layer_names[i], name.size - at) == 0)

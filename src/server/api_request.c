@@ -8,10 +8,11 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/json_bounds.h"
 #include "base/log.h"
-#include "server/json_bounds.h"
 
-#define MAX_MESSAGES 4096
+#define MAX_MESSAGES    4096
+#define MAX_JSON_VALUES 262144
 
 /* The numeric fields. A field that is null is absent. */
 typedef struct number_field {
@@ -365,13 +366,13 @@ bool pkv_api_read(pkv_api_request *out, pkv_api_error *error, const pkv_model *m
   memset(out, 0, sizeof *out);
   memset(error, 0, sizeof *error);
   out->chat = chat;
-  switch (pkv_json_check_bounds(body, bytes)) {
+  switch (pkv_json_check_bounds(body, bytes, MAX_JSON_VALUES)) {
   case PKV_JSON_TOO_DEEP:
     return pkv_api_refuse(error, 400, "json_too_deep", "", "the body nests deeper than %d",
                           PKV_JSON_DEPTH);
   case PKV_JSON_TOO_MANY:
     return pkv_api_refuse(error, 400, "json_too_large", "", "the body has more than %d values",
-                          PKV_JSON_VALUES);
+                          MAX_JSON_VALUES);
   case PKV_JSON_FITS:
     break;
   }

@@ -39,11 +39,13 @@ static void test_fast_mode_stays_near_the_reference(void **state) {
   golden_model_fast(*state);
 }
 
-/* Five of six layers would forget what lies beyond the window: the context ends there. */
-static void test_context_ends_at_the_window(void **state) {
+/* Five of six layers look back over a window; the context is the model's own all the same. */
+static void test_context_and_window(void **state) {
   const golden_model *f = *state;
   golden_model_need(f);
-  assert_int_equal(pkv_model_hparams(f->model)->context, 512);
+  assert_int_equal(pkv_model_hparams(f->model)->context, 32768);
+  assert_int_equal(pkv_model_hparams(f->model)->window, 512);
+  assert_int_equal(pkv_model_hparams(f->model)->local_layers, 15);
   assert_int_equal(pkv_model_hparams(f->model)->head_dim, 256);
 }
 
@@ -51,7 +53,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_exact_mode_equals_the_reference),
       cmocka_unit_test(test_fast_mode_stays_near_the_reference),
-      cmocka_unit_test(test_context_ends_at_the_window),
+      cmocka_unit_test(test_context_and_window),
   };
   return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -15,7 +15,7 @@ static void must(pkv_status status) {
   if (status != PKV_OK) fail_msg("%s: %s: %s", pkv_status_name(status), error.where, error.text);
 }
 
-static pkv_shape shape_of(const forward_runner *r, int32_t q_len) {
+static pkv_shape shape_of(const forward_runner *r, int32_t q_len, int32_t window) {
   const pkv_hparams *hp = pkv_model_hparams(r->model);
   pkv_shape shape = PKV_SHAPE_INIT;
   shape.query_heads = hp->query_heads;
@@ -23,6 +23,7 @@ static pkv_shape shape_of(const forward_runner *r, int32_t q_len) {
   shape.head_dim = hp->head_dim;
   shape.page_tokens = r->options.page_tokens;
   shape.q_len = q_len;
+  shape.window = window;
   return shape;
 }
 
@@ -52,9 +53,11 @@ static void make_pool(forward_runner *r, int32_t max_pages) {
 static size_t size_plans(forward_runner *r) {
   size_t workspace = 0;
   const pkv_plan_options options = plan_options();
-  for (int32_t decode = 0; decode < 2; decode++) {
+  const int32_t window = pkv_model_hparams(r->model)->window;
+  for (int32_t i = 0; i < 4; i++) {
     size_t plan_bytes = 0, workspace_bytes = 0;
-    const pkv_shape shape = shape_of(r, decode ? 1 : r->options.max_tokens);
+    const int32_t decode = i % 2;
+    const pkv_shape shape = shape_of(r, decode ? 1 : r->options.max_tokens, i < 2 ? 0 : window);
     must(pkv_plan_size(&plan_bytes, &workspace_bytes, &shape, &options,
                        decode ? r->options.rows : 1, r->options.max_seq_len, &error));
     if (plan_bytes > r->plan_bytes) r->plan_bytes = plan_bytes;
@@ -86,7 +89,7 @@ int forward_runner_init(forward_runner *r, const pkv_model *model,
                                   .workspace_bytes = size_plans(r),
                                   .allocator = options->allocator};
   must(pkv_forward_create(&r->forward, model, r->executor, &fo, &error));
-  r->plan_memory = aligned_alloc(64, r->plan_bytes);
+  r->plan_memory = aligned_alloc(64, 2 * r->plan_bytes);
   r->positions = calloc(most, sizeof *r->positions);
   r->logit_tokens = calloc(most, sizeof *r->logit_tokens);
   r->lengths = calloc(most, sizeof *r->lengths);
@@ -109,13 +112,18 @@ void forward_runner_deinit(forward_runner *r) {
 
 static void run(forward_runner *r, const int32_t *ids, int32_t rows, int32_t first_row,
                 int32_t q_len, int32_t logit_count, float *logits) {
-  const pkv_shape shape = shape_of(r, q_len);
+  const int32_t window = pkv_model_hparams(r->model)->window;
+  const pkv_shape shape = shape_of(r, q_len, 0), local_shape = shape_of(r, q_len, window);
   const pkv_plan_options options = plan_options();
-  const pkv_plan *plan = NULL;
+  const pkv_plan *plan = NULL, *local = NULL;
   must(pkv_plan_build(&plan, r->plan_memory, r->plan_bytes, &shape, &options, rows, r->lengths,
                       &error));
+  if (window > 0)
+    must(pkv_plan_build(&local, r->plan_memory + r->plan_bytes, r->plan_bytes, &local_shape,
+                        &options, rows, r->lengths, &error));
   const int32_t tokens = rows * q_len;
   const pkv_forward_group group = {.plan = plan,
+                                   .local_plan = local,
                                    .block_table = pkv_table_row(r->table, first_row),
                                    .block_table_stride = pkv_table_stride(r->table),
                                    .max_pages = (int32_t)pkv_table_stride(r->table)};

@@ -132,7 +132,8 @@ static void test_refused_models(void **state) {
   assert_int_equal(s.file.usable, PKV_E_UNSUPPORTED);
   assert_null(s.file.model);
   assert_string_equal(s.problem,
-                      "general.architecture is \"mamba\": llama and gemma3 are supported");
+                      "general.architecture is \"mamba\": llama, qwen2, qwen3 and gemma3 are "
+                      "supported");
   assert_int_equal(s.tensors, 2);
   assert_int_equal(s.unsupported, 1);
   assert_int_equal(s.tensor_bytes, 3 * 84 + 32);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "server/json_bounds.h"
+#include "base/json_bounds.h"
 
-pkv_json_bound pkv_json_check_bounds(const char *text, size_t bytes) {
+pkv_json_bound pkv_json_check_bounds(const char *text, size_t bytes, size_t max_values) {
   size_t depth = 0, values = 1;
   bool quoted = false;
   for (size_t i = 0; i < bytes; i++) {
@@ -23,7 +23,7 @@ pkv_json_bound pkv_json_check_bounds(const char *text, size_t bytes) {
     } else if (c == ',') {
       values++;
     }
-    if (values > PKV_JSON_VALUES) return PKV_JSON_TOO_MANY;
+    if (values > max_values) return PKV_JSON_TOO_MANY;
   }
   return PKV_JSON_FITS;
 }

@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One pass over JSON text before it is parsed: how deep it nests, how many values it may hold. */
-#ifndef PKV_SERVER_JSON_BOUNDS_H
-#define PKV_SERVER_JSON_BOUNDS_H
+#ifndef PKV_BASE_JSON_BOUNDS_H
+#define PKV_BASE_JSON_BOUNDS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#define PKV_JSON_DEPTH  64
-#define PKV_JSON_VALUES 262144
+#define PKV_JSON_DEPTH 64
 
 typedef enum pkv_json_bound {
   PKV_JSON_FITS = 0,
@@ -17,6 +16,6 @@ typedef enum pkv_json_bound {
 
 /* Linear, without a stack. Says nothing about whether the text is JSON: for text that is, the
  * answer is exact, or too high by the number of empty lists and objects. */
-pkv_json_bound pkv_json_check_bounds(const char *text, size_t bytes);
+pkv_json_bound pkv_json_check_bounds(const char *text, size_t bytes, size_t max_values);
 
 #endif
