@@ -6,10 +6,10 @@
  * Prefixes. Every page of a running request is offered to the prefix cache as soon as it is whole,
  * and a request starts with the pages of its known tokens that are there. The last token is never
  * taken over: something has to be computed to get its logits. A request that would find more pages
- * once a running one has got further waits for that instead of computing the same again; whoever
- * behind it shares nothing goes first. The wait is bounded by the other's prefill, and ends at once
- * when that one ends or is preempted. Answers of one request take the whole prompt from each other,
- * the last page by copy on write.
+ * once a running one has got further *follows*: it holds a row and waits for them instead of
+ * computing the same again. The wait is bounded by the other's prefill, and ends at once when that
+ * one ends or is preempted; nobody follows a follower. Answers of one request take the whole prompt
+ * from each other, the last page by copy on write.
  *
  * Pages are taken step by step. When there are none left, idle ones leave the cache; when that is
  * empty, the youngest running request gives all of its pages back and returns to its place in the
@@ -20,44 +20,13 @@
 
 #include <string.h>
 
-/* Inserts by order of arrival; both lists are short, and mostly appended to. */
-static void insert_by_order(const pkv_engine *e, int32_t *list, int32_t *count, int32_t slot) {
-  int32_t at = *count;
-  while (at > 0 && e->seqs[list[at - 1]].order > e->seqs[slot].order) {
-    list[at] = list[at - 1];
-    at--;
-  }
-  list[at] = slot;
-  (*count)++;
-}
-
-static void remove_slot(int32_t *list, int32_t *count, int32_t slot) {
-  int32_t at = 0;
-  while (at < *count && list[at] != slot)
-    at++;
-  PKV_ASSERT(at < *count);
-  if (at == *count) return;
-  memmove(list + at, list + at + 1, (size_t)(*count - at - 1) * sizeof *list);
-  (*count)--;
-}
-
-void pkv_engine_enqueue(pkv_engine *engine, int32_t slot) {
-  engine->seqs[slot].state = PKV_SEQ_WAITING;
-  insert_by_order(engine, engine->waiting, &engine->waiting_count, slot);
-}
-
-void pkv_engine_dequeue(pkv_engine *engine, int32_t slot) {
-  remove_slot(engine->waiting, &engine->waiting_count, slot);
-}
-
 pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err) {
   pkv_seq *const s = &engine->seqs[slot];
-  remove_slot(engine->running, &engine->running_count, slot);
   engine->free_rows[engine->free_row_count++] = s->row;
   if (s->locked > 0)
     pkv_prefix_unlock(engine->prefix, pkv_table_row(engine->table, s->row), s->locked);
-  s->computed = s->planned = s->locked = 0;
-  s->apart = false;
+  s->computed = s->planned = s->locked = s->follow_pages = 0;
+  s->apart = s->follows = false;
   return pkv_table_truncate(engine->table, s->row, 0, err);
 }
 
@@ -82,7 +51,7 @@ typedef struct prefix_match {
   int32_t tokens; /* that are taken over */
   int32_t pages;  /* of the cache, in match_pages; those of the fork that are whole */
   int32_t idle;   /* of them, idle by now */
-  bool wait;      /* more is on its way */
+  int32_t soon;   /* pages, when those that compute them now are done; more than `pages`: wait */
 } prefix_match;
 
 /* The prompt of another answer to the same request, but for a last token to compute. */
@@ -90,31 +59,33 @@ static void match_sibling(const pkv_engine *e, const pkv_seq *s, prefix_match *m
   const int32_t share = s->known > s->prompt ? s->prompt : s->prompt - 1;
   for (int32_t i = 0; i < e->running_count; i++) {
     const pkv_seq *const other = &e->seqs[e->running[i]];
-    if (other->id != s->id || share <= match->tokens) continue;
+    if (other->id != s->id || other == s || other->follows || share <= match->tokens) continue;
     if (other->computed < share) {
-      match->wait = true;
+      match->soon = pkv_pages_for(e, share);
       continue;
     }
     match->source = e->running[i];
     match->tokens = share;
-    match->pages = share / e->options.page_tokens;
+    match->pages = match->soon = share / e->options.page_tokens;
     match->idle = 0;
-    match->wait = false;
     return;
   }
 }
 
 static prefix_match find_prefix(const pkv_engine *e, const pkv_seq *s) {
-  prefix_match match = {-1, 0, 0, 0, false};
+  prefix_match match = {-1, 0, 0, 0, 0};
   if (s->echo) return match;
   if (e->prefix != NULL) {
     const pkv_prefix_path path = {s->digests, s->tokens, s->key};
     const int32_t most = (s->known - 1) / e->options.page_tokens;
     match.pages = pkv_prefix_match(e->match_pages, &match.idle, e->prefix, &path, most);
     match.tokens = match.pages * e->options.page_tokens;
-    for (int32_t i = 0; i < e->running_count && match.pages < most && !match.wait; i++) {
+    match.soon = match.pages;
+    for (int32_t i = 0; i < e->running_count && match.soon < most; i++) {
       const pkv_seq *const other = &e->seqs[e->running[i]];
-      if (!other->apart && common_pages(e, s, other) > match.pages) match.wait = true;
+      if (other == s || other->apart || other->follows) continue;
+      const int32_t common = common_pages(e, s, other);
+      if (common > match.soon) match.soon = common < most ? common : most;
     }
   }
   match_sibling(e, s, &match);
@@ -126,21 +97,27 @@ static int64_t pages_promised(const pkv_engine *e) {
   int64_t pages = 0;
   for (int32_t i = 0; i < e->running_count; i++) {
     const pkv_seq *const s = &e->seqs[e->running[i]];
-    pages += pkv_pages_for(e, s->known) - pkv_pages_for(e, s->computed);
+    const int32_t have = s->follows ? s->follow_pages : pkv_pages_for(e, s->computed);
+    pages += pkv_pages_for(e, s->known) - have;
   }
   return pages;
 }
 
-static bool has_room(const pkv_engine *e, const pkv_seq *s, const prefix_match *match) {
+/* What one more request may take so that nobody is preempted at once; -1 = anything. */
+static int64_t room_for_one(const pkv_engine *e) {
   pkv_pool_stats pool;
   pkv_prefix_stats prefix;
-  if (e->running_count == 0) return true; /* fits alone: checked at submit */
+  if (e->running_count == 0) return -1; /* whatever is accepted fits alone */
   pkv_pool_get_stats(&pool, e->pool);
   pkv_prefix_get_stats(&prefix, e->prefix);
-  const int64_t need = pkv_pages_for(e, s->known) - match->pages;
   const int64_t headroom = (int64_t)PKV_HEADROOM_PAGES * (e->running_count + 1);
-  const int64_t room = pool.pages_free + prefix.idle - match->idle;
-  return room - pages_promised(e) >= need + headroom;
+  const int64_t room = pool.pages_free + prefix.idle - pages_promised(e) - headroom;
+  return room > 0 ? room : 0;
+}
+
+static bool fits(const pkv_engine *e, const pkv_seq *s, const prefix_match *match, int64_t room) {
+  const int32_t have = match->soon > match->pages ? match->soon : match->pages;
+  return room < 0 || pkv_pages_for(e, s->known) - have + match->idle <= room;
 }
 
 /* The row's first pages, from the cache or from another answer's row. */
@@ -166,18 +143,13 @@ static pkv_status take_over(pkv_engine *e, pkv_seq *s, int32_t row, const prefix
   return PKV_OK;
 }
 
-static pkv_status start(pkv_engine *e, int32_t slot, const prefix_match *match, pkv_error *err) {
-  pkv_seq *const s = &e->seqs[slot];
-  const int32_t row = e->free_rows[e->free_row_count - 1];
-  PKV_TRY(take_over(e, s, row, match, err));
-  pkv_engine_dequeue(e, slot);
-  e->free_row_count--;
-  s->row = row;
+/* A running request's first pages are there, or it waits for them. */
+static pkv_status join(pkv_engine *e, pkv_seq *s, const prefix_match *match, pkv_error *err) {
+  s->follows = match->soon > match->pages;
+  s->follow_pages = s->follows ? match->soon : 0;
+  if (s->follows) return PKV_OK;
+  PKV_TRY(take_over(e, s, s->row, match, err));
   s->computed = match->tokens;
-  s->planned = 0;
-  s->state = PKV_SEQ_RUNNING;
-  insert_by_order(e, e->running, &e->running_count, slot);
-  e->stats.admissions++;
   e->stats.prefix_pages_reused += match->pages;
   if (!s->counted) {
     s->counted = true;
@@ -188,19 +160,41 @@ static pkv_status start(pkv_engine *e, int32_t slot, const prefix_match *match, 
   return PKV_OK;
 }
 
+static pkv_status start(pkv_engine *e, int32_t slot, const prefix_match *match, pkv_error *err) {
+  pkv_seq *const s = &e->seqs[slot];
+  PKV_TRY(pkv_queue_start(e, slot, err));
+  s->row = e->free_rows[--e->free_row_count];
+  s->computed = s->planned = 0;
+  e->stats.admissions++;
+  return join(e, s, match, err);
+}
+
+/* Followers whose prefix is there now, or whose leader is gone. */
+static pkv_status join_followers(pkv_engine *e, pkv_error *err) {
+  for (int32_t i = 0; i < e->running_count; i++) {
+    pkv_seq *const s = &e->seqs[e->running[i]];
+    if (!s->follows) continue;
+    const prefix_match match = find_prefix(e, s);
+    PKV_TRY(join(e, s, &match, err));
+  }
+  return PKV_OK;
+}
+
 pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err) {
-  int32_t at = 0;
-  while (at < engine->waiting_count && engine->free_row_count > 0 &&
-         (size_t)engine->running_count < most) {
-    const int32_t slot = engine->waiting[at];
-    const pkv_seq *const s = &engine->seqs[slot];
-    const prefix_match match = find_prefix(engine, s);
-    if (s->cancelled || match.wait) {
-      at++;
+  PKV_TRY(join_followers(engine, err));
+  int32_t refused = 0;
+  while (engine->free_row_count > 0 && (size_t)engine->running_count < most) {
+    const int64_t room = room_for_one(engine);
+    int32_t slot = -1;
+    PKV_TRY(pkv_queue_next(&slot, engine, refused, room, err));
+    if (slot < 0) break;
+    const prefix_match match = find_prefix(engine, &engine->seqs[slot]);
+    if (!fits(engine, &engine->seqs[slot], &match, room)) {
+      refused++;
       continue;
     }
-    if (!has_room(engine, s, &match)) break;
-    PKV_TRY(start(engine, slot, &match, err)); /* takes itself off the list */
+    PKV_TRY(start(engine, slot, &match, err));
+    refused = 0;
   }
   return PKV_OK;
 }
@@ -208,9 +202,12 @@ pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err) {
 /* Prompts share this many tokens a step: less where others wait for their next token. */
 static int32_t prompt_budget(const pkv_engine *e, int32_t *prompts) {
   int32_t decoding = 0;
-  for (int32_t i = 0; i < e->running_count; i++)
-    decoding += pkv_seq_decodes(&e->seqs[e->running[i]]);
-  *prompts = e->running_count - decoding;
+  *prompts = 0;
+  for (int32_t i = 0; i < e->running_count; i++) {
+    const pkv_seq *const s = &e->seqs[e->running[i]];
+    decoding += pkv_seq_decodes(s);
+    *prompts += !pkv_seq_decodes(s) && !s->follows;
+  }
   return decoding > 0 ? e->options.prefill_beside : e->options.prefill_chunk;
 }
 
@@ -222,8 +219,8 @@ static void plan_tokens(pkv_engine *e) {
   int32_t kept = prompts > 1 ? budget / 4 : 0;
   for (int32_t i = 0; i < e->running_count; i++) {
     pkv_seq *const s = &e->seqs[e->running[i]];
-    int32_t count = s->known - s->computed;
-    if (!pkv_seq_decodes(s)) {
+    int32_t count = s->follows ? 0 : s->known - s->computed;
+    if (!pkv_seq_decodes(s) && !s->follows) {
       if (count > budget - kept) count = budget - kept;
       if (s->scoring && count > score) count = score;
       if (s->scoring) score -= count;
@@ -237,7 +234,7 @@ static void plan_tokens(pkv_engine *e) {
 static pkv_status preempt_youngest(pkv_engine *e, pkv_error *err) {
   const int32_t slot = e->running[e->running_count - 1];
   PKV_TRY(pkv_engine_leave(e, slot, err));
-  pkv_engine_enqueue(e, slot);
+  PKV_TRY(pkv_queue_return(e, slot, err));
   e->seqs[slot].preemptions++;
   e->stats.preemptions++;
   return PKV_OK;

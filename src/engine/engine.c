@@ -149,6 +149,7 @@ static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   PKV_TRY(find_ends(e, err));
   PKV_TRY(create_requests(e, err));
   PKV_TRY(create_cache(e, err));
+  PKV_TRY(pkv_queue_create(e, err));
   PKV_TRY(pkv_batch_create(e, &forward.workspace_bytes, err));
   forward.max_tokens = e->max_tokens;
   forward.max_logits = e->max_logits;
@@ -199,6 +200,7 @@ void pkv_engine_destroy(pkv_engine *engine) {
   pkv_forward_destroy(e->forward);
   pkv_batch_destroy(e);
   pkv_free(&a, e->caches, (size_t)e->shape.layers * sizeof *e->caches);
+  pkv_sched_destroy(e->sched);
   pkv_free(&a, e->match_pages, (size_t)e->max_pages * sizeof *e->match_pages);
   pkv_free(&a, e->ends, (size_t)e->end_count * sizeof *e->ends);
   pkv_table_destroy(e->table);
@@ -217,7 +219,9 @@ void pkv_engine_destroy(pkv_engine *engine) {
 void pkv_engine_cancel(pkv_engine *engine, int64_t id) {
   for (int32_t i = 0; engine != NULL && i < engine->options.max_requests; i++) {
     pkv_seq *const s = &engine->seqs[i];
-    if (s->state != PKV_SEQ_FREE && s->id == id) s->cancelled = true;
+    if (s->state == PKV_SEQ_FREE || s->id != id) continue;
+    s->cancelled = true;
+    pkv_queue_forget(engine, i);
   }
 }
 

@@ -4,7 +4,8 @@
  *
  *   engine.c     creating, cancelling, statistics
  *   request.c    submitting: what is refused, what a slot holds
- *   admission.c  who runs: queue, prefixes, pages, preemption
+ *   queue.c      the lists of waiting and running ones, and the scheduler behind them
+ *   admission.c  who runs: prefixes, pages, preemption
  *   batch.c      what a step computes: tokens, groups, plans
  *   step.c       one step: the above in order, forward, sampling, events
  *
@@ -49,16 +50,21 @@ typedef struct pkv_seq {
   uint64_t *digests; /* [digest_capacity]: chained hashes of the whole pages of known tokens */
   int32_t digest_capacity, digest_count;
   pkv_prefix_key key;
-  int32_t locked;   /* leading pages of its row that are entries of the prefix cache */
-  bool apart;       /* an equal page was there before its own: no more entries for this run */
-  int32_t prompt;   /* tokens of the prompt */
-  int32_t known;    /* tokens there are: prompt and generated */
-  int32_t computed; /* tokens whose K and V are in the cache */
-  int32_t planned;  /* tokens this step computes */
-  int32_t limit;    /* known at most */
-  int32_t echoed;   /* prompt tokens whose events were written */
+  int32_t locked; /* leading pages of its row that are entries of the prefix cache */
+  bool apart;     /* an equal page was there before its own: no more entries for this run */
+  /* Runs, but its prefix is being computed by another: holds a row and nothing else until then. */
+  bool follows;
+  int32_t follow_pages; /* what it will take over, by now */
+  int32_t bypasses;     /* how often a later one started before it */
+  bool forgotten;       /* the scheduler does not know it any more: cancelled while waiting */
+  int32_t prompt;       /* tokens of the prompt */
+  int32_t known;        /* tokens there are: prompt and generated */
+  int32_t computed;     /* tokens whose K and V are in the cache */
+  int32_t planned;      /* tokens this step computes */
+  int32_t limit;        /* known at most */
+  int32_t echoed;       /* prompt tokens whose events were written */
   bool echo, scoring, logprobs, ignore_end, cancelled, counted;
-  int32_t top_logprobs, min_tokens, cached_tokens, preemptions;
+  int32_t top_logprobs, min_tokens, cached_tokens, preemptions, priority;
   pkv_sampling sampling;
   pkv_logit_edit edit;
   pkv_stop_match stops;
@@ -110,6 +116,7 @@ struct pkv_engine {
   int32_t *free_rows; /* [max_rows], a stack */
   int32_t free_row_count;
   int64_t next_order;
+  pkv_sched *sched; /* NULL: first come, first served, from `waiting` itself */
 
   /* The batch of a step. */
   int32_t *ids, *positions; /* [max_tokens] */
@@ -149,13 +156,28 @@ static inline bool pkv_seq_decodes(const pkv_seq *s) {
   return s->known > s->prompt && s->known - s->computed == 1;
 }
 
+/* queue.c: every change of a request's state passes here */
+pkv_status pkv_queue_create(pkv_engine *engine, pkv_error *err);
+/* A new request (in the order of arrival). On failure it is in no list. */
+pkv_status pkv_queue_add(pkv_engine *engine, int32_t slot, pkv_error *err);
+/* Waiting -> running, and back to its place. */
+pkv_status pkv_queue_start(pkv_engine *engine, int32_t slot, pkv_error *err);
+pkv_status pkv_queue_return(pkv_engine *engine, int32_t slot, pkv_error *err);
+/* Out of whatever list it is in. */
+pkv_status pkv_queue_remove(pkv_engine *engine, int32_t slot, pkv_error *err);
+/* Who may start next, at most `pages` new pages (-1 = any): *slot, or -1. `at` counts the
+   candidates that the caller refused since the last start. */
+pkv_status pkv_queue_next(int32_t *slot, pkv_engine *engine, int32_t at, int64_t pages,
+                          pkv_error *err);
+/* A waiting request is cancelled: nobody may pick it any more. */
+void pkv_queue_forget(pkv_engine *engine, int32_t slot);
+/* The step's time, for policies that learn. */
+pkv_status pkv_queue_reward(pkv_engine *engine, double seconds, pkv_error *err);
+
 /* admission.c */
-/* Puts a slot into the queue at its place. */
-void pkv_engine_enqueue(pkv_engine *engine, int32_t slot);
-void pkv_engine_dequeue(pkv_engine *engine, int32_t slot);
 /* Moves waiting requests into the batch as rows and pages allow, until `most` run. */
 pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err);
-/* Gives a running request's row and pages back; the request is then in neither list. */
+/* Gives a running request's row and pages back; the lists are the caller's. */
 pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err);
 /* Sets `planned` of each running request and takes its pages, preempting the youngest if need
    be. */

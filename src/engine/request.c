@@ -103,6 +103,9 @@ static pkv_status check_request(const pkv_engine *e, const pkv_request *r, pkv_e
   PKV_CHECK(err, r->n <= e->options.max_requests, PKV_E_LIMIT,
             "request->n is %d, this engine takes at most %d requests", (int)r->n,
             (int)e->options.max_requests);
+  PKV_CHECK(err, r->priority >= -PKV_SCHED_MAX_PRIORITY && r->priority <= PKV_SCHED_MAX_PRIORITY,
+            PKV_E_RANGE, "request->priority is %d, possible are -%d to %d", (int)r->priority,
+            PKV_SCHED_MAX_PRIORITY, PKV_SCHED_MAX_PRIORITY);
   PKV_CHECK(err, pkv_engine_pending(e) + choices_of(r) <= e->options.max_requests, PKV_E_LIMIT,
             "%d requests are running or waiting, %d is the most that this engine takes",
             (int)pkv_engine_pending(e), (int)e->options.max_requests);
@@ -169,7 +172,9 @@ static void fill_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int
   s->logprobs = r->logprobs != 0 || r->top_logprobs > 0;
   s->scoring = s->echo && s->logprobs;
   s->ignore_end = r->ignore_end != 0;
-  s->cancelled = s->counted = s->apart = false;
+  s->cancelled = s->counted = s->apart = s->follows = s->forgotten = false;
+  s->follow_pages = s->bypasses = 0;
+  s->priority = r->priority;
   s->top_logprobs = r->top_logprobs;
   s->min_tokens = r->min_tokens;
   s->key = (pkv_prefix_key){r->cache_salt, r->adapter};
@@ -191,6 +196,13 @@ static int32_t free_slot(const pkv_engine *e, int32_t from) {
   while (e->seqs[from].state != PKV_SEQ_FREE)
     from++;
   return from;
+}
+
+/* Answers of a request that could not be queued whole. */
+static void take_back(pkv_engine *e, int64_t id) {
+  for (int32_t i = 0; i < e->options.max_requests; i++)
+    if (e->seqs[i].state == PKV_SEQ_WAITING && e->seqs[i].id == id)
+      (void)!pkv_queue_remove(e, i, NULL);
 }
 
 pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine, const pkv_request *request,
@@ -217,7 +229,10 @@ pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine, const pkv_request 
     s->order = e->next_order++;
     s->choice = c;
     fill_slot(e, s, request, limit);
-    pkv_engine_enqueue(e, slot);
+    const pkv_status status = pkv_queue_add(e, slot, err);
+    if (status == PKV_OK) continue;
+    take_back(e, first);
+    return status;
   }
   *id = first;
   return PKV_OK;

@@ -34,12 +34,9 @@ static pkv_status end_request(pkv_engine *e, int32_t slot, pkv_finish finish, pk
   e->stats.cancelled += finish == PKV_FINISH_CANCELLED;
   e->stats.failed += finish == PKV_FINISH_ERROR;
   e->stats.stopped += finish == PKV_FINISH_STOP;
-  if (s->state == PKV_SEQ_RUNNING)
-    status = pkv_engine_leave(e, slot, err);
-  else
-    pkv_engine_dequeue(e, slot);
-  s->state = PKV_SEQ_FREE;
-  return status;
+  if (s->state == PKV_SEQ_RUNNING) status = pkv_engine_leave(e, slot, err);
+  const pkv_status removed = pkv_queue_remove(e, slot, err);
+  return status != PKV_OK ? status : removed;
 }
 
 static pkv_status end_without_token(pkv_engine *e, int32_t slot, pkv_finish finish,
@@ -231,8 +228,9 @@ static pkv_status compute(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
   pkv_engine_publish_pages(e);
   PKV_TRY(pkv_batch_count_routes(e, err));
   PKV_TRY(publish(e, sink, err));
-  count_step(e, pkv_clock_ns() - begin);
-  return PKV_OK;
+  const int64_t spent = pkv_clock_ns() - begin;
+  count_step(e, spent);
+  return pkv_queue_reward(e, (double)spent * 1e-9, err);
 }
 
 /* With nothing running, nobody but the cache owns a page. */
