@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who runs when: every order and policy of the scheduler gives the same answers and ends everything;
- * decoding requests advance in every step whatever comes; small requests pass a large one a bounded
- * number of times.
+ * Who runs when: every order and policy of the scheduler gives the same answers and ends
+ * everything; decoding requests advance in every step whatever comes; small requests pass a large
+ * one a bounded number of times.
  */
 #include <setjmp.h>
 #include <stdarg.h>
