@@ -20,7 +20,8 @@ if(pkv_fi AND EXISTS "${pkv_fi}/include/flashinfer/attention/decode.cuh")
   # Its own CCCL before the toolkit's: as include folders of ours, not as system ones.
   target_include_directories(pkv_flashinfer PRIVATE src "${pkv_fi}/include"
     "${pkv_fi}/cccl/libcudacxx/include" "${pkv_fi}/cccl/cub" "${pkv_fi}/cccl/thrust")
-  target_compile_options(pkv_flashinfer PRIVATE --expt-relaxed-constexpr -w)
+  # Its headers throw; the shim catches all of it.
+  target_compile_options(pkv_flashinfer PRIVATE --expt-relaxed-constexpr -w -Xcompiler=-fexceptions)
   target_link_libraries(pkv_flashinfer PRIVATE CUDA::cudart_static)
 else()
   message(STATUS "FlashInfer: not found, route flashinfer will say so")

@@ -573,12 +573,13 @@ typedef struct pkv_choice {
   pkv_route wanted; /* what the rule names */
   pkv_route route;  /* what is used: wanted where available */
   int32_t splits;   /* 0 = the route's own rule */
+  int32_t kind;     /* of profile.h: calibrated names the route's variant; 0 = any */
   double predicted_us;
   char reason[160];
 } pkv_choice;
 #define PKV_CHOICE_INIT                                                                            \
   {                                                                                                \
-    (uint32_t)sizeof(pkv_choice), PKV_ROUTE_AUTO, PKV_ROUTE_AUTO, 0, 0.0, {                        \
+    (uint32_t)sizeof(pkv_choice), PKV_ROUTE_AUTO, PKV_ROUTE_AUTO, 0, 0, 0.0, {                     \
       0                                                                                            \
     }                                                                                              \
   }

@@ -19,10 +19,12 @@
 extern "C" {
 #endif
 
-/* By pkv_route, and two variants that are chosen apart. Kind 0 is not used. */
+/* By pkv_route, and variants of two of them that are chosen apart. Kind 0 is not used. */
 #define PKV_COST_FLASHINFER_CORES                                                                  \
   8 /* flashinfer on CUDA cores; PKV_ROUTE_FLASHINFER: tensor cores */
-#define PKV_COST_KINDS 9
+/* workqueue in one launch, merged by the last arriver: pkv_device_plan_set_fused; GPU only */
+#define PKV_COST_WORKQUEUE_FUSED 9
+#define PKV_COST_KINDS           10
 
 typedef enum pkv_cost_feature {
   PKV_COST_ONE = 0,      /* 1 */

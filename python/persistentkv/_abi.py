@@ -314,6 +314,7 @@ class Choice(Structure):
         ("wanted", c_int32),
         ("route", c_int32),
         ("splits", c_int32),
+        ("kind", c_int32),
         ("predicted_us", c_double),
         ("reason", c_char * 160),
     ]

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pkv bench paper persistentkv`: the tables of the seed's paper, measured here, each published
- * figure beside ours. Three clocks for each ratio: the attention alone, with the plan of one layer
- * (the seed's wall time), with the plan's share when it serves all layers of a step. Planning
- * counts on both sides.
+ * figure beside ours. Four clocks for each ratio: the attention alone, with the plan of one layer,
+ * with the plan's share when it serves all layers of a step, and synchronized wall time of plan and
+ * one layer (what the seed published). Planning counts on both sides.
  */
 #include "cli/commands.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +21,7 @@ static const char *const device_choices[] = {"cpu", "cuda", NULL};
 
 typedef struct paper_options {
   int32_t device, threads, steps, seeds, divide, repeats, memory_mib, layers, cpu_time;
-  const char *flashinfer;
+  const char *flashinfer, *csv, *commit;
 } paper_options;
 
 #define O paper_options
@@ -39,8 +40,19 @@ static const pkv_option options_table[] = {
              "CPU time over threads instead of the clock, for a busy machine"),
     PKV_TEXT(O, flashinfer, 0, "flashinfer", "FILE", NULL,
              "FlashInfer's kernels (GPU); default: pkv_flashinfer.so beside the program"),
+    PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "write a row for each seed, trace and route"),
+    PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
 };
 #undef O
+
+/* The seed's policies as contenders, behind the kinds: its thresholds (v1), its roofline with its
+   own constants (v2). */
+enum { V1 = PKV_COST_KINDS, V2, CONTENDERS };
+static const char *const policy_names[] = {"v1 policy", "v2 policy"};
+
+static const char *contender_name(int32_t c) {
+  return c < PKV_COST_KINDS ? pkv_cost_kind_name(c) : policy_names[c - PKV_COST_KINDS];
+}
 
 /* A trace of the paper and what it published for it: wall time of FlashInfer 0.2.5 over its own,
    one seed (v1) and mean and deviation over five (v2); 0 = none. */
@@ -62,9 +74,9 @@ static const paper_trace traces[] = {
 
 /* Means of one seed over the steps. */
 typedef struct paper_means {
-  bool done[PKV_COST_KINDS];
-  double attend[PKV_COST_KINDS], plan[PKV_COST_KINDS];
-  double launches[PKV_COST_KINDS], state_mib[PKV_COST_KINDS], useful_mib;
+  bool done[CONTENDERS];
+  double attend[CONTENDERS], plan[CONTENDERS], wall[CONTENDERS];
+  double launches[CONTENDERS], state_mib[CONTENDERS], useful_mib;
 } paper_means;
 
 typedef struct paper {
@@ -72,6 +84,7 @@ typedef struct paper {
   const paper_options *o;
   route_times times;
   int32_t divide;
+  FILE *csv;
 } paper;
 
 static pkv_status open_times(paper *p, int32_t query_heads, int32_t splits, pkv_error *err) {
@@ -96,9 +109,50 @@ static pkv_status open_times(paper *p, int32_t query_heads, int32_t splits, pkv_
   return route_times_open(&p->times, &t, err);
 }
 
-/* `steps` of a trace with one seed; means over them. */
-static pkv_status run_seed(paper_means *out, paper *p, const paper_trace *trace, int32_t seed,
-                           int32_t steps, pkv_error *err) {
+static void add(paper_means *out, int32_t at, const route_time *time, int32_t steps) {
+  out->done[at] = time->done;
+  out->attend[at] += time->attend_us / steps;
+  out->plan[at] += time->plan_us / steps;
+  out->wall[at] += time->wall_us / steps;
+  out->launches[at] += (double)time->stats.launches / steps;
+  out->state_mib[at] += (double)time->stats.merge_state_bytes / 1048576.0 / steps;
+}
+
+/* What the seed's policies take of a batch; of flashinfer's two, the faster one. */
+static pkv_status add_policies(paper_means *out, const paper *p, const bench_batch *batch,
+                               const route_time *times, int32_t steps, pkv_error *err) {
+  static const pkv_policy policy[] = {PKV_POLICY_STATIC, PKV_POLICY_ROOFLINE};
+  const route_time *cores = &times[PKV_COST_FLASHINFER_CORES];
+  pkv_profile seed = PKV_PROFILE_INIT;
+  seed.routes = p->times.profile.routes;
+  for (int32_t i = 0; i < CONTENDERS - V1; i++) {
+    pkv_choice c = PKV_CHOICE_INIT;
+    PKV_TRY(pkv_policy_choose(&c, policy[i], PKV_ROUTE_AUTO, &p->times.o.shape, PKV_DTYPE_F16,
+                              batch->rows, batch->lengths, &seed, err));
+    const route_time *time = &times[c.route];
+    if (c.route == PKV_ROUTE_FLASHINFER && cores->done && cores->attend_us < time->attend_us)
+      time = cores;
+    add(out, V1 + i, time, steps);
+  }
+  return PKV_OK;
+}
+
+static void write_means(const paper *p, const paper_means *m, const char *table,
+                        const paper_trace *trace, int32_t seed) {
+  if (p->csv == NULL) return;
+  for (int32_t at = 1; at < CONTENDERS; at++)
+    if (m->done[at])
+      (void)fprintf(p->csv, "%s,\"%s\",\"%s\",%s,%s,%u,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.2f,%.4f,%.3f\n",
+                    p->o->commit, p->times.device, p->times.driver, table, trace->name,
+                    PKV_TRACE_SEED_HELD_OUT + (unsigned)seed, trace->active,
+                    p->times.o.shape.query_heads / p->times.o.shape.kv_heads, p->times.o.splits,
+                    contender_name(at), m->attend[at], m->plan[at], m->wall[at], m->launches[at],
+                    m->state_mib[at], m->useful_mib);
+}
+
+/* `steps` of a trace with one seed; means over them, which also go into the CSV under `table`. */
+static pkv_status run_seed(paper_means *out, paper *p, const char *table, const paper_trace *trace,
+                           int32_t seed, int32_t steps, pkv_error *err) {
   const policy_trace t = {.kind = trace->kind,
                           .active = trace->active,
                           .requests = trace->requests,
@@ -111,31 +165,32 @@ static pkv_status run_seed(paper_means *out, paper *p, const paper_trace *trace,
     bench_cell cell;
     pkv_status status = policy_trace_batch(&cell, &t, step, steps, err);
     if (status == PKV_OK) status = route_times_run(&p->times, times, cell.batches, err);
+    if (status == PKV_OK) status = add_policies(out, p, cell.batches, times, steps, err);
     bench_cell_free(&cell);
     PKV_TRY(status);
     for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
       const route_time *time = &times[kind];
-      out->done[kind] = time->done;
-      out->attend[kind] += time->attend_us / steps;
-      out->plan[kind] += time->plan_us / steps;
-      out->launches[kind] += (double)time->stats.launches / steps;
-      out->state_mib[kind] += (double)time->stats.merge_state_bytes / 1048576.0 / steps;
+      add(out, kind, time, steps);
       if (kind == PKV_ROUTE_BALANCED)
         out->useful_mib += (double)time->stats.useful_kv_bytes / 1048576.0 / steps;
     }
     if (pkv_cli_interrupted()) return PKV_FAIL(err, PKV_E_STATE, "interrupted");
   }
+  write_means(p, out, table, trace, seed);
   return PKV_OK;
+}
+
+/* One clock: attention and this share of the plan; below 0: synchronized wall time. */
+static double clock_of(const paper_means *m, int32_t at, double share) {
+  return share < 0 ? m->wall[at] : m->attend[at] + share * m->plan[at];
 }
 
 /* The better of FlashInfer's two by the clock at hand; where it is not here, exact buckets. */
 static double rival(const paper_means *m, double share) {
   double best = HUGE_VAL;
   for (int32_t kind = PKV_ROUTE_FLASHINFER; kind <= PKV_COST_FLASHINFER_CORES; kind++)
-    if (m->done[kind] && m->attend[kind] + share * m->plan[kind] < best)
-      best = m->attend[kind] + share * m->plan[kind];
-  if (isfinite(best)) return best;
-  return m->attend[PKV_ROUTE_BUCKET_EXACT] + share * m->plan[PKV_ROUTE_BUCKET_EXACT];
+    if (m->done[kind] && clock_of(m, kind, share) < best) best = clock_of(m, kind, share);
+  return isfinite(best) ? best : clock_of(m, PKV_ROUTE_BUCKET_EXACT, share);
 }
 
 static void mean_spread(double *mean, double *spread, const double *x, int32_t n) {
@@ -148,12 +203,12 @@ static void mean_spread(double *mean, double *spread, const double *x, int32_t n
 }
 
 static void print_ratio(const paper *p, const paper_means *m, const char *name, int32_t kind) {
-  const double shares[] = {0, 1, 1.0 / p->o->layers};
-  (void)printf("  %-12s %-10s", name, pkv_cost_kind_name(kind));
-  for (int32_t s = 0; s < 3; s++) {
+  const double shares[] = {0, 1, 1.0 / p->o->layers, -1};
+  (void)printf("  %-12s %-15s", name, contender_name(kind));
+  for (int32_t s = 0; s < 4; s++) {
     double x[SEEDS], mean, spread;
     for (int32_t i = 0; i < p->o->seeds; i++)
-      x[i] = rival(&m[i], shares[s]) / (m[i].attend[kind] + shares[s] * m[i].plan[kind]);
+      x[i] = rival(&m[i], shares[s]) / clock_of(&m[i], kind, shares[s]);
     mean_spread(&mean, &spread, x, p->o->seeds);
     (void)printf("  %6.3f +- %.3f", mean, spread);
   }
@@ -168,20 +223,25 @@ static pkv_status ratios(paper *p, pkv_error *err) {
                  p->times.no_flashinfer);
   (void)printf("\nspeed-up over %s, mean +- deviation over %d seeds\n",
                there ? "FlashInfer, the better of its two" : "bucket_exact", p->o->seeds);
-  (void)printf("  %-12s %-10s  %-16s  %-16s  %-16s  %s\n", "trace", "route", "attention",
-               "with its plan", "plan / layers", "published (wall, RTX 3060, 0.2.5)");
+  (void)printf("  %-12s %-15s  %-16s  %-16s  %-16s  %-16s  %s\n", "trace", "route", "attention",
+               "with its plan", "plan / layers", "wall, one layer",
+               "published (wall, RTX 3060, 0.2.5)");
   for (int32_t i = 0; i < TRACES; i++) {
     paper_means m[SEEDS];
     const paper_trace *t = &traces[i];
     for (int32_t seed = 0; seed < p->o->seeds; seed++)
-      PKV_TRY(run_seed(&m[seed], p, t, seed, p->o->steps, err));
+      PKV_TRY(run_seed(&m[seed], p, "speedup", t, seed, p->o->steps, err));
     print_ratio(p, m, t->name, t->route);
     if (t->v2 > 0)
       (void)printf("  v1 %.3f, v2 %.3f +- %.3f\n", t->v1, t->v2, t->v2_spread);
     else
       (void)printf("  v1 %.3f: it takes FlashInfer\n", t->v1);
-    print_ratio(p, m, "", PKV_ROUTE_BALANCED);
-    (void)printf("\n");
+    for (int32_t at = PKV_ROUTE_BALANCED; at < CONTENDERS; at++) {
+      if (at != PKV_ROUTE_BALANCED && at < PKV_COST_WORKQUEUE_FUSED) continue;
+      if (!m->done[at]) continue;
+      print_ratio(p, m, "", at);
+      (void)printf("\n");
+    }
   }
   return PKV_OK;
 }
@@ -190,10 +250,10 @@ static pkv_status counters(paper *p, pkv_error *err) {
   paper_means exact, queue;
   route_times_close(&p->times);
   PKV_TRY(open_times(p, 32, 32, err));
-  PKV_TRY(run_seed(&exact, p, &traces[2], 0, p->o->steps, err));
+  PKV_TRY(run_seed(&exact, p, "counters", &traces[2], 0, p->o->steps, err));
   route_times_close(&p->times);
   PKV_TRY(open_times(p, 32, 20, err));
-  PKV_TRY(run_seed(&queue, p, &traces[2], 0, p->o->steps, err));
+  PKV_TRY(run_seed(&queue, p, "counters", &traces[2], 0, p->o->steps, err));
   const double before = exact.state_mib[PKV_ROUTE_BUCKET_EXACT];
   const double after = queue.state_mib[PKV_ROUTE_WORKQUEUE];
   (void)printf("\nB8 bimodal, counters of %d steps            ours   published (48 steps)\n",
@@ -223,7 +283,7 @@ static pkv_status sensitivity(paper *p, pkv_error *err) {
     paper_means m;
     route_times_close(&p->times);
     PKV_TRY(open_times(p, 32, splits[i], err));
-    PKV_TRY(run_seed(&m, p, &traces[2], 0, 1, err));
+    PKV_TRY(run_seed(&m, p, "splits", &traces[2], 0, 1, err));
     (void)printf("  %6d %12.1f %12.1f %12.1f\n", splits[i], m.attend[PKV_ROUTE_WORKQUEUE],
                  m.attend[PKV_ROUTE_SPLIT], m.attend[PKV_ROUTE_BUCKET_EXACT]);
   }
@@ -239,11 +299,20 @@ static pkv_status groups(paper *p, pkv_error *err) {
     paper_means m;
     route_times_close(&p->times);
     PKV_TRY(open_times(p, 8 * sizes[i], 0, err));
-    PKV_TRY(run_seed(&m, p, &traces[2], 0, 1, err));
+    PKV_TRY(run_seed(&m, p, "groups", &traces[2], 0, 1, err));
     (void)printf("  %6d %12.1f %12.1f %12.1f %16.1f\n", sizes[i], m.attend[PKV_ROUTE_WORKQUEUE],
                  m.attend[PKV_ROUTE_BALANCED], m.attend[PKV_ROUTE_FLASHINFER],
                  m.attend[PKV_COST_FLASHINFER_CORES]);
   }
+  return PKV_OK;
+}
+
+static pkv_status open_csv(paper *p, pkv_error *err) {
+  if (p->o->csv == NULL) return PKV_OK;
+  p->csv = fopen(p->o->csv, "w");
+  PKV_CHECK(err, p->csv, PKV_E_IO, "%s: %s", p->o->csv, strerror(errno));
+  (void)fprintf(p->csv, "commit,device,driver,table,trace,seed,active,group,splits,route,attend_us,"
+                        "plan_us,wall_us,launches,states_mib,useful_mib\n");
   return PKV_OK;
 }
 
@@ -256,11 +325,14 @@ static int run(const pkv_cli *cli, const void *options) {
   if (cuda && p.o->cpu_time)
     return pkv_cli_usage(cli, "--cpu-time is for the CPU, not for --device cuda");
   p.divide = p.o->divide > 0 ? p.o->divide : cuda ? 1 : 32;
-  pkv_status status = ratios(&p, &err);
+  pkv_status status = open_csv(&p, &err);
+  if (status == PKV_OK) status = ratios(&p, &err);
   if (status == PKV_OK) status = counters(&p, &err);
   if (status == PKV_OK) status = sensitivity(&p, &err);
   if (status == PKV_OK) status = groups(&p, &err);
   route_times_close(&p.times);
+  if (p.csv && fclose(p.csv) != 0 && status == PKV_OK)
+    status = PKV_FAIL(&err, PKV_E_IO, "cannot write %s", p.o->csv);
   if (status == PKV_OK) return PKV_EXIT_OK;
   (void)pkv_cli_fail(cli, &err);
   return pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : PKV_EXIT_FAILURE;
@@ -271,7 +343,7 @@ const pkv_command pkv_command_bench_paper = {
     .summary = "measure the tables of the seed's paper, with what it published beside them",
     .details =
         "persistentkv: speed-ups over FlashInfer on the traces and held-out seeds of the paper, by "
-        "three clocks with planning on both sides; launches, bytes of partial states and useful "
+        "four clocks with planning on both sides; launches, bytes of partial states and useful "
         "bytes; the number of splits; query heads a KV head. Where FlashInfer is not here the "
         "ratios are over exact-length buckets, and that is said.",
     .operands = "persistentkv",

@@ -21,7 +21,8 @@
 /* The seed's routes and FlashInfer, its fallback. */
 #define SEED_KINDS                                                                                 \
   (1u << PKV_ROUTE_BUCKET_EXACT | 1u << PKV_ROUTE_BUCKET_PADDED | 1u << PKV_ROUTE_SPLIT |          \
-   1u << PKV_ROUTE_WORKQUEUE | 1u << PKV_ROUTE_FLASHINFER | 1u << PKV_COST_FLASHINFER_CORES)
+   1u << PKV_ROUTE_WORKQUEUE | 1u << PKV_COST_WORKQUEUE_FUSED | 1u << PKV_ROUTE_FLASHINFER |       \
+   1u << PKV_COST_FLASHINFER_CORES)
 
 static const char *const device_choices[] = {"cpu", "cuda", NULL};
 enum { STATIC, ROOFLINE_SEED, ROOFLINE_HERE, CALIBRATED, CALIBRATED_SEED, POLICIES };
@@ -60,7 +61,8 @@ static const pkv_option options_table[] = {
 typedef struct policy_point {
   int32_t trace, seed, rows;
   bool done[PKV_COST_KINDS];
-  double step_us[PKV_COST_KINDS], attend_us[PKV_COST_KINDS], predicted_us[PKV_COST_KINDS];
+  double step_us[PKV_COST_KINDS], attend_us[PKV_COST_KINDS], wall_us[PKV_COST_KINDS];
+  double predicted_us[PKV_COST_KINDS];
   int32_t chosen[POLICIES]; /* kind */
 } policy_point;
 
@@ -100,7 +102,7 @@ static pkv_status choose(const policy_bench *b, policy_point *point, const bench
     PKV_TRY(pkv_policy_choose(&c, how[i].policy, PKV_ROUTE_AUTO, &b->times.o.shape,
                               b->times.o.kv_dtype, batch->rows, batch->lengths, how[i].profile,
                               err));
-    point->chosen[i] = kind_of(point, c.route);
+    point->chosen[i] = c.kind > 0 ? c.kind : kind_of(point, c.route);
   }
   return PKV_OK;
 }
@@ -109,12 +111,13 @@ static void write_rows(const policy_bench *b, const policy_point *p, const bench
   if (b->csv == NULL) return;
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
     if (!p->done[kind]) continue;
-    (void)fprintf(b->csv, "%s,\"%s\",\"%s\",%s,%u,%d,%lld,%s,%.3f,%.3f,%.3f,%.3f,", b->o->commit,
-                  b->times.device, b->times.driver, pkv_trace_kind_name((pkv_trace_kind)p->trace),
+    (void)fprintf(b->csv, "%s,\"%s\",\"%s\",%s,%u,%d,%lld,%s,%.3f,%.3f,%.3f,%.3f,%.3f,",
+                  b->o->commit, b->times.device, b->times.driver,
+                  pkv_trace_kind_name((pkv_trace_kind)p->trace),
                   PKV_TRACE_SEED_HELD_OUT + (unsigned)p->seed, p->rows, (long long)batch->tokens,
                   pkv_cost_kind_name(kind), p->attend_us[kind],
-                  (p->step_us[kind] - p->attend_us[kind]) * b->o->layers, p->step_us[kind],
-                  p->predicted_us[kind]);
+                  (p->step_us[kind] - p->attend_us[kind]) * b->o->layers, p->wall_us[kind],
+                  p->step_us[kind], p->predicted_us[kind]);
     for (int32_t i = 0; i < POLICIES; i++)
       (void)fputc(p->chosen[i] == kind ? '1' : '0', b->csv);
     (void)fputc('\n', b->csv);
@@ -144,6 +147,7 @@ static pkv_status one_batch(policy_bench *b, const policy_trace *trace, int32_t 
   for (int32_t kind = 1; kind < PKV_COST_KINDS && status == PKV_OK; kind++) {
     p->done[kind] = times[kind].done;
     p->attend_us[kind] = times[kind].attend_us;
+    p->wall_us[kind] = times[kind].wall_us;
     p->step_us[kind] = times[kind].attend_us + times[kind].plan_us / b->o->layers;
     p->predicted_us[kind] = predicted[kind].step_us;
   }
@@ -315,7 +319,7 @@ static pkv_status prepare(policy_bench *b, pkv_error *err) {
   b->csv = fopen(o->csv, "w");
   PKV_CHECK(err, b->csv, PKV_E_IO, "%s: %s", o->csv, strerror(errno));
   (void)fprintf(b->csv, "commit,device,driver,trace,seed,active,tokens,route,attend_us,plan_us,"
-                        "step_us,predicted_us,chosen\n");
+                        "wall_us,step_us,predicted_us,chosen\n");
   return PKV_OK;
 }
 

@@ -19,15 +19,16 @@
 
 typedef struct cpu_times {
   bench_store store;
-  pkv_executor *executor;
+  pkv_executor *executor, *oracle; /* oracle: double arithmetic, slow */
 } cpu_times;
 
 /* Memory of one batch on the CPU. */
 typedef struct cpu_batch {
-  float *q, *out[PKV_COST_KINDS];
+  float *q, *out[PKV_COST_KINDS], *exact;
+  int32_t *checked; /* [rows] lengths of the rows that are compared with double arithmetic */
   int32_t *ids;
   void *plan, *workspace;
-  size_t q_bytes, ids_bytes, plan_bytes, workspace_bytes;
+  size_t q_bytes, checked_bytes, ids_bytes, plan_bytes, workspace_bytes;
   pkv_plan_options options[PKV_COST_KINDS];
 } cpu_batch;
 
@@ -47,11 +48,40 @@ double route_difference(const float *a, const float *b, int64_t count) {
   return largest > 0 ? most / largest : most;
 }
 
+void route_checked_rows(int32_t *lengths, const bench_batch *batch, int64_t budget) {
+  int32_t longest = 0;
+  memset(lengths, 0, (size_t)batch->rows * sizeof *lengths);
+  for (int32_t row = 1; row < batch->rows; row++)
+    if (batch->lengths[row] > batch->lengths[longest]) longest = row;
+  lengths[longest] = batch->lengths[longest];
+  for (int64_t left = budget - batch->lengths[longest]; left > 0;) {
+    int32_t best = -1;
+    for (int32_t row = 0; row < batch->rows; row++)
+      if (lengths[row] == 0 && batch->lengths[row] > 0 &&
+          (best < 0 || batch->lengths[row] < batch->lengths[best]))
+        best = row;
+    if (best < 0 || batch->lengths[best] > left) return;
+    left -= lengths[best] = batch->lengths[best];
+  }
+}
+
+double route_error(const float *out, const float *exact, const int32_t *lengths, int32_t rows,
+                   int64_t a_row) {
+  double most = 0, largest = 0;
+  for (int64_t i = 0; i < rows * a_row; i++) {
+    if (lengths[i / a_row] == 0) continue;
+    const double off = fabs((double)out[i] - (double)exact[i]);
+    if (!(off <= most)) most = off; /* NaN is not smaller */
+    if (fabs((double)exact[i]) > largest) largest = fabs((double)exact[i]);
+  }
+  return largest > 0 ? most / largest : most;
+}
+
 pkv_status route_plan_options(pkv_plan_options *out, const route_times *t, int32_t kind,
                               const bench_batch *batch, pkv_error *err) {
   double unused[PKV_COST_FEATURES];
   *out = (pkv_plan_options)PKV_PLAN_OPTIONS_INIT;
-  out->route = (pkv_route)kind;
+  out->route = kind == PKV_COST_WORKQUEUE_FUSED ? PKV_ROUTE_WORKQUEUE : (pkv_route)kind;
   if (kind == PKV_ROUTE_BALANCED || kind == PKV_ROUTE_SHARED) return PKV_OK;
   out->splits = t->o.splits;
   if (out->splits > 0) return PKV_OK;
@@ -71,6 +101,8 @@ static void cpu_batch_free(cpu_batch *b) {
   pkv_free(&a, b->q, b->q_bytes);
   for (int32_t kind = 0; kind < PKV_COST_KINDS; kind++)
     pkv_free(&a, b->out[kind], b->q_bytes);
+  pkv_free(&a, b->exact, b->q_bytes);
+  pkv_free(&a, b->checked, b->checked_bytes);
   pkv_free(&a, b->ids, b->ids_bytes);
   pkv_free(&a, b->plan, b->plan_bytes);
   pkv_free(&a, b->workspace, b->workspace_bytes);
@@ -98,12 +130,15 @@ static pkv_status cpu_batch_init(cpu_batch *b, const route_times *t, const bench
     PKV_CHECK(err, b->out[kind], PKV_E_NOMEM, "no memory for %d rows", batch->rows);
   }
   b->ids_bytes = (size_t)batch->rows * (size_t)batch->max_pages * sizeof(int32_t);
+  b->checked_bytes = (size_t)batch->rows * sizeof(int32_t);
   b->q = pkv_alloc(&a, b->q_bytes);
+  b->exact = pkv_alloc(&a, b->q_bytes);
+  b->checked = pkv_alloc(&a, b->checked_bytes);
   b->ids = pkv_alloc(&a, b->ids_bytes);
   b->plan = pkv_alloc(&a, b->plan_bytes);
   b->workspace = pkv_alloc(&a, b->workspace_bytes);
-  PKV_CHECK(err, b->q && b->ids && b->plan && b->workspace, PKV_E_NOMEM, "no memory for %d rows",
-            batch->rows);
+  PKV_CHECK(err, b->q && b->exact && b->checked && b->ids && b->plan && b->workspace, PKV_E_NOMEM,
+            "no memory for %d rows", batch->rows);
   pkv_rng rng;
   pkv_rng_init(&rng, 1);
   for (size_t i = 0; i < b->q_bytes / sizeof(float); i++)
@@ -128,6 +163,7 @@ static pkv_status cpu_once(const route_times *t, cpu_batch *b, int32_t kind,
   sharing.block_table = b->ids;
   sharing.max_pages = batch->max_pages;
   const int32_t threads = pkv_executor_threads(c->executor);
+  const int64_t begin = pkv_clock_ns();
   const int64_t start = now_ns(t, 1); /* the plan is built by this thread alone */
   if (kind == PKV_ROUTE_SHARED)
     PKV_TRY(pkv_plan_build_shared(&args.plan, b->plan, b->plan_bytes, &t->o.shape,
@@ -146,11 +182,32 @@ static pkv_status cpu_once(const route_times *t, cpu_batch *b, int32_t kind,
   args.workspace_bytes = b->workspace_bytes;
   PKV_TRY(pkv_attention_run(c->executor, &args, err));
   const double attend = (double)(now_ns(t, threads) - planned) * 1e-3;
+  const double wall = (double)(pkv_clock_ns() - begin) * 1e-3;
   if (!time->done || attend < time->attend_us) time->attend_us = attend;
   if (!time->done || plan < time->plan_us) time->plan_us = plan;
+  if (!time->done || wall < time->wall_us) time->wall_us = wall;
   time->done = true;
   time->stats = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
   return pkv_plan_get_stats(&time->stats, args.plan, t->o.kv_dtype, err);
+}
+
+/* The checked rows by the reference executor, at the storage's current place. */
+static pkv_status cpu_exact(const route_times *t, cpu_batch *b, const bench_batch *batch,
+                            pkv_error *err) {
+  cpu_times *c = t->state;
+  pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
+  route_checked_rows(b->checked, batch, ROUTE_CHECKED_CPU);
+  PKV_TRY(pkv_plan_build(&args.plan, b->plan, b->plan_bytes, &t->o.shape,
+                         &b->options[PKV_ROUTE_BALANCED], batch->rows, b->checked, err));
+  bench_store_place(b->ids, &c->store, batch);
+  args.cache = &c->store.cache;
+  args.block_table = b->ids;
+  args.max_pages = batch->max_pages;
+  args.q = b->q;
+  args.out = b->exact;
+  args.workspace = b->workspace;
+  args.workspace_bytes = b->workspace_bytes;
+  return pkv_attention_run(c->oracle, &args, err);
 }
 
 /* The same place for all, so that their outputs can be compared. */
@@ -158,6 +215,8 @@ static pkv_status cpu_check(const route_times *t, cpu_batch *b, const bench_batc
                             uint32_t kinds, pkv_error *err) {
   cpu_times *c = t->state;
   const int64_t place = c->store.shift;
+  const int64_t count = (int64_t)(b->q_bytes / sizeof(float));
+  PKV_TRY(cpu_exact(t, b, batch, err));
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
     route_time unused = {0};
     if ((kinds >> kind & 1u) == 0) continue;
@@ -166,10 +225,13 @@ static pkv_status cpu_check(const route_times *t, cpu_batch *b, const bench_batc
   }
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
     if ((kinds >> kind & 1u) == 0) continue;
-    const double off = route_difference(b->out[kind], b->out[PKV_ROUTE_BALANCED],
-                                        (int64_t)(b->q_bytes / sizeof(float)));
+    const double off = route_difference(b->out[kind], b->out[PKV_ROUTE_BALANCED], count);
     PKV_CHECK(err, off <= MOST_OFF, PKV_E_INTERNAL, "%s differs from balanced by %g, at most %g",
               pkv_cost_kind_name(kind), off, MOST_OFF);
+    const double wrong =
+        route_error(b->out[kind], b->exact, b->checked, batch->rows, count / batch->rows);
+    PKV_CHECK(err, wrong <= MOST_OFF, PKV_E_INTERNAL, "%s is wrong by %g, at most %g",
+              pkv_cost_kind_name(kind), wrong, MOST_OFF);
   }
   return PKV_OK;
 }
@@ -199,6 +261,7 @@ static void cpu_close(route_times *t) {
   cpu_times *c = t->state;
   if (c == NULL) return;
   pkv_executor_destroy(c->executor);
+  pkv_executor_destroy(c->oracle);
   bench_store_deinit(&c->store);
   pkv_free(&a, c, sizeof *c);
 }
@@ -220,6 +283,8 @@ static pkv_status open_cpu(route_times *out, pkv_error *err) {
   out->ops = &cpu_ops;
   options.threads = o->threads;
   PKV_TRY(pkv_executor_create(&c->executor, &options, err));
+  options.isa = PKV_ISA_REFERENCE;
+  PKV_TRY(pkv_executor_create(&c->oracle, &options, err));
   bench_run_describe(&run, pkv_isa_name(pkv_executor_isa(c->executor)));
   (void)snprintf(out->device, sizeof out->device, "%s", run.device);
   (void)snprintf(out->driver, sizeof out->driver, "%s", run.driver);

@@ -3,7 +3,9 @@
  * How long every route takes for one batch: what `pkv calibrate` fits and `pkv bench policy` judges
  * by. route_times.c measures the CPU, route_times_device.c a GPU.
  *
- * All routes of a batch are timed interleaved, after their outputs were compared with each other.
+ * All routes of a batch are timed interleaved, after their outputs were compared with double
+ * arithmetic: all rows of a batch of at most ROUTE_CHECKED tokens (ROUTE_CHECKED_CPU there), of a larger one the longest row
+ * and the shortest that fit, and all rows with balanced.
  *   CPU   attend: the call, the least of the repetitions (other processes only ever add); plan: the
  *         build, likewise. Each call finds the batch at another place of a storage with a gigabyte
  *         to spare.
@@ -16,6 +18,9 @@
 
 #include "cli/bench_attention.h"
 #include "pkv/profile.h"
+
+#define ROUTE_CHECKED     131072
+#define ROUTE_CHECKED_CPU 2048
 
 typedef struct route_times_options {
   const pkv_cli *cli; /* for messages */
@@ -34,6 +39,8 @@ typedef struct route_times_options {
 typedef struct route_time {
   bool done;
   double attend_us, plan_us;
+  double
+      wall_us; /* plan and one layer from nothing to the output, waited for, by the host's clock */
   pkv_plan_stats stats;
 } route_time;
 
@@ -71,6 +78,12 @@ pkv_status route_features(double *features, const route_times *t, int32_t kind,
 bool route_batch_shares(const bench_batch *batch);
 /* Largest difference over largest value. */
 double route_difference(const float *a, const float *b, int64_t count);
+/* Lengths [rows] of the rows that are compared with double arithmetic, 0 for the others. */
+void route_checked_rows(int32_t *lengths, const bench_batch *batch, int64_t budget);
+/* Largest difference of the rows with lengths[row] > 0 from `exact` [rows, a_row], over its largest
+   value. */
+double route_error(const float *out, const float *exact, const int32_t *lengths, int32_t rows,
+                   int64_t a_row);
 
 pkv_status route_times_open_device(route_times *out, pkv_error *err);
 

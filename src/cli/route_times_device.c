@@ -11,11 +11,11 @@
 #include "cli/bench_device_batch.h"
 #include "measure/flashinfer_load.h"
 
-#define WARMUPS    2
+#define WARMUPS    1
 #define MOST_CALLS 24 /* layers of a section */
 #define PLAN_CALLS 8
-#define MOST       16 /* repetitions */
-#define MOST_OFF   6e-3
+#define MOST       16   /* repetitions */
+#define MOST_OFF   6e-3 /* from double: outputs are f16, states f32 */
 
 typedef struct device_route {
   bool in; /* takes this batch */
@@ -36,6 +36,9 @@ typedef struct device_times {
   device_route route[PKV_COST_KINDS];
   void *out; /* host copy */
   float *values[2];
+  float *exact; /* worked out in double */
+  double *answer;
+  int32_t *checked; /* [rows] lengths of rows that are compared with double arithmetic */
   size_t out_bytes, value_bytes;
 } device_times;
 
@@ -96,6 +99,7 @@ static pkv_status attend(route_times *t, int32_t kind, int32_t layer, bool overl
     return PKV_OK;
   }
   pkv_device_plan_set_overlap(g->route[kind].plan, overlap);
+  pkv_device_plan_set_fused(g->route[kind].plan, kind == PKV_COST_WORKQUEUE_FUSED);
   return pkv_device_attention(g->meter->executor, g->route[kind].plan, &args, g->meter->stream,
                               err);
 }
@@ -167,6 +171,7 @@ static pkv_status open_route(route_times *t, int32_t kind, route_time *time, pkv
     PKV_TRY(pkv_plan_build(&plan, r->host_plan, r->host_bytes, &t->o.shape, &r->options,
                            batch->rows, batch->lengths, err));
   PKV_TRY(pkv_plan_get_stats(&time->stats, plan, t->o.kv_dtype, err));
+  if (kind == PKV_COST_WORKQUEUE_FUSED) time->stats.launches = 1;
   PKV_TRY(make_plan(t, kind, err));
   r->in = true;
   return PKV_OK;
@@ -177,6 +182,7 @@ static pkv_status answer(route_times *t, int32_t kind, int32_t which, pkv_error 
   device_times *g = t->state;
   pkv_meter *m = g->meter;
   PKV_TRY(m->ops->set(m, g->d.out, 0xff, g->d.q_bytes, err));
+  if (!is_flashinfer(kind)) PKV_TRY(m->ops->poison(m, g->route[kind].plan, err));
   PKV_TRY(attend(t, kind, 0, false, err));
   PKV_TRY(pkv_device_copy(m->executor, g->out, g->d.out, g->d.q_bytes, m->stream, err));
   PKV_TRY(pkv_device_synchronize(m->executor, m->stream, err));
@@ -195,16 +201,30 @@ static pkv_status check(route_times *t, pkv_error *err) {
   g->out = pkv_alloc(&a, g->out_bytes);
   for (int32_t i = 0; i < 2; i++)
     g->values[i] = pkv_alloc(&a, g->value_bytes);
-  PKV_CHECK(err, g->out && g->values[0] && g->values[1], PKV_E_NOMEM, "no memory for outputs");
+  g->exact = pkv_alloc(&a, g->value_bytes);
+  g->answer = pkv_alloc(&a, 2 * g->value_bytes);
+  g->checked = pkv_alloc(&a, (size_t)g->d.batch->rows * sizeof(int32_t));
+  PKV_CHECK(err, g->out && g->values[0] && g->values[1] && g->exact && g->answer && g->checked,
+            PKV_E_NOMEM, "no memory for outputs");
   PKV_CHECK(err, g->route[PKV_ROUTE_BALANCED].in, PKV_E_UNSUPPORTED,
             "balanced takes no such batch");
+  const pkv_cache cache = bench_device_batch_cache(&g->d, 0);
+  const int32_t rows = g->d.batch->rows;
+  route_checked_rows(g->checked, g->d.batch, ROUTE_CHECKED);
+  PKV_TRY(g->meter->ops->answer(g->meter, g->answer, &cache, &g->d.view, g->checked, g->d.q,
+                                g->d.q_dtype, err));
+  for (int64_t i = 0; i < count; i++)
+    g->exact[i] = (float)g->answer[i];
   PKV_TRY(answer(t, PKV_ROUTE_BALANCED, 0, err));
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
-    if (!g->route[kind].in || kind == PKV_ROUTE_BALANCED) continue;
+    if (!g->route[kind].in) continue;
     PKV_TRY(answer(t, kind, 1, err));
     const double off = route_difference(g->values[1], g->values[0], count);
     PKV_CHECK(err, off <= MOST_OFF, PKV_E_INTERNAL, "%s differs from balanced by %g, at most %g",
               pkv_cost_kind_name(kind), off, MOST_OFF);
+    const double wrong = route_error(g->values[1], g->exact, g->checked, rows, count / rows);
+    PKV_CHECK(err, wrong <= MOST_OFF, PKV_E_INTERNAL, "%s is wrong by %g, at most %g",
+              pkv_cost_kind_name(kind), wrong, MOST_OFF);
   }
   return PKV_OK;
 }
@@ -220,6 +240,24 @@ static pkv_status host_plan_us(double *median, route_times *t, int32_t kind, pkv
     if (n >= 0) us[n] = (double)(pkv_clock_ns() - start) * 1e-3;
   }
   *median = bench_median(us, t->o.repeats);
+  return PKV_OK;
+}
+
+/* From nothing to the output of one layer: plan, attention, waited for. Kinds in turn. */
+static pkv_status walls(route_times *t, route_time *times, pkv_error *err) {
+  device_times *g = t->state;
+  double us[PKV_COST_KINDS][MOST];
+  for (int32_t n = -1; n < t->o.repeats; n++)
+    for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
+      if (!g->route[kind].in) continue;
+      const int64_t start = pkv_clock_ns();
+      PKV_TRY(make_plan(t, kind, err));
+      PKV_TRY(attend(t, kind, (n + 1) % g->d.layers, false, err));
+      PKV_TRY(pkv_device_synchronize(g->meter->executor, g->meter->stream, err));
+      if (n >= 0) us[kind][n] = (double)(pkv_clock_ns() - start) * 1e-3;
+    }
+  for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
+    if (g->route[kind].in) times[kind].wall_us = bench_median(us[kind], t->o.repeats);
   return PKV_OK;
 }
 
@@ -251,7 +289,7 @@ static pkv_status time_all(route_times *t, route_time *times, pkv_error *err) {
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
     if (g->route[kind].in && !plans_on_device(kind))
       PKV_TRY(host_plan_us(&times[kind].plan_us, t, kind, err));
-  return PKV_OK;
+  return walls(t, times, err);
 }
 
 static void close_batch(device_times *g) {
@@ -268,7 +306,13 @@ static void close_batch(device_times *g) {
     pkv_free(&a, g->values[i], g->value_bytes);
     g->values[i] = NULL;
   }
+  pkv_free(&a, g->exact, g->value_bytes);
+  pkv_free(&a, g->answer, 2 * g->value_bytes);
+  pkv_free(&a, g->checked, g->d.batch ? (size_t)g->d.batch->rows * sizeof(int32_t) : 0);
   g->out = NULL;
+  g->exact = NULL;
+  g->answer = NULL;
+  g->checked = NULL;
   bench_device_batch_deinit(&g->d);
 }
 
@@ -277,6 +321,7 @@ static pkv_status device_run(route_times *t, route_time *times, const bench_batc
   device_times *g = t->state;
   uint32_t kinds = t->profile.routes;
   if (!route_batch_shares(batch)) kinds &= ~(1u << PKV_ROUTE_SHARED);
+  if (kinds >> PKV_ROUTE_WORKQUEUE & 1u) kinds |= 1u << PKV_COST_WORKQUEUE_FUSED;
   if (g->flashinfer) kinds |= 1u << PKV_ROUTE_FLASHINFER | 1u << PKV_COST_FLASHINFER_CORES;
   pkv_status status = bench_device_batch_init(&g->d, g->meter, &g->pool, &g->frame, batch, err);
   for (int32_t kind = 1; kind < PKV_COST_KINDS && status == PKV_OK; kind++)

@@ -9,6 +9,14 @@
 
 #include <flashinfer/utils.cuh>
 
+/* FlashInfer before 0.3 (PKV_FLASHINFER_OLD): other arguments, no dependent launch, a macro less. */
+#ifdef PKV_FLASHINFER_OLD
+#define NEWER(...)
+#else
+#define NEWER(...) , __VA_ARGS__
+#define FIRST      true,
+#endif
+
 /* Kernels for these group sizes only: each one more is a minute of compiling. */
 #undef DISPATCH_GQA_GROUP_SIZE
 #define DISPATCH_GQA_GROUP_SIZE(group_size, GROUP_SIZE, ...)                                       \
@@ -22,7 +30,7 @@
     constexpr size_t GROUP_SIZE = 1;                                                               \
     __VA_ARGS__                                                                                    \
   } else {                                                                                         \
-    FLASHINFER_ERROR("group size");                                                                \
+    FLASHINFER_ERROR(std::string("group size"));                                                   \
   }
 
 #include <flashinfer/attention/decode.cuh>
@@ -33,6 +41,7 @@
 #include <flashinfer/attention/variants.cuh>
 #include <flashinfer/page.cuh>
 
+#include <string>
 #include <vector>
 
 #include "measure/flashinfer_shim.h"
@@ -49,6 +58,36 @@ using Variant = fi::DefaultAttention<false, false, false, false>;
 using DecodeParams = fi::BatchDecodeParams<half, half, half, int32_t>;
 using PrefillParams = fi::BatchPrefillPagedParams<half, half, half, int32_t>;
 using Paged = fi::paged_kv_t<half, int32_t>;
+
+#ifdef PKV_FLASHINFER_OLD
+cudaError_t plan_tensor_cores(void *floats, void *ints, void *pinned, fi::PrefillPlanInfo &plan,
+                              int32_t *q, int32_t *kv, const pkv_flashinfer_shape &s,
+                              cudaStream_t stream) {
+  return fi::PrefillPlan<int32_t>(floats, kFloatBytes, ints, pinned, kIntBytes, plan, q, kv, s.rows,
+                                  s.rows, s.query_heads, s.kv_heads, kHeadDim, kHeadDim,
+                                  s.page_tokens, false, sizeof(half), stream);
+}
+
+cudaError_t attend_tensor_cores(const PrefillParams &p, half *v, float *s, cudaStream_t stream) {
+  return fi::BatchPrefillWithPagedKVCacheDispatched<16, kHeadDim, kHeadDim, kNoRope, false,
+                                                    fi::MaskMode::kNone, Variant>(p, v, s, stream);
+}
+#else
+cudaError_t plan_tensor_cores(void *floats, void *ints, void *pinned, fi::PrefillPlanInfo &plan,
+                              int32_t *q, int32_t *kv, const pkv_flashinfer_shape &s,
+                              cudaStream_t stream) {
+  return fi::PrefillPlan<int32_t>(floats, kFloatBytes, ints, pinned, kIntBytes, plan, q, kv, s.rows,
+                                  s.rows, s.query_heads, s.kv_heads, kHeadDim, kHeadDim,
+                                  s.page_tokens, false, sizeof(half), -1, -1, false, 0, 0, false,
+                                  stream, sizeof(half));
+}
+
+cudaError_t attend_tensor_cores(const PrefillParams &p, half *v, float *s, cudaStream_t stream) {
+  return fi::BatchPrefillWithPagedKVCacheDispatched<true, 16, kHeadDim, kHeadDim, kNoRope, false,
+                                                    fi::MaskMode::kNone, false, Variant>(
+      p, v, s, true, stream);
+}
+#endif
 
 } // namespace
 
@@ -147,11 +186,8 @@ const char *make_plan(pkv_flashinfer *h, const int32_t *seq_len, cudaStream_t st
   TRY_CUDA(cudaMemcpyAsync(h->last, h->host_last.data(), rows * sizeof(int32_t),
                            cudaMemcpyHostToDevice, stream));
   if (s.tensor_cores)
-    return text_of(fi::PrefillPlan<int32_t>(
-        h->float_space, kFloatBytes, h->int_space, h->pinned, kIntBytes, h->prefill,
-        h->host_q.data(), h->host_indptr.data(), s.rows, s.rows, s.query_heads, s.kv_heads,
-        kHeadDim, kHeadDim, s.page_tokens, false, sizeof(half), -1, -1, false, 0, 0, false, stream,
-        sizeof(half)));
+    return text_of(plan_tensor_cores(h->float_space, h->int_space, h->pinned, h->prefill,
+                                     h->host_q.data(), h->host_indptr.data(), s, stream));
   switch (s.query_heads / s.kv_heads) {
   case 1:
     return text_of(estimate_and_plan<1>(h, stream));
@@ -207,8 +243,8 @@ const char *run_cores(pkv_flashinfer *h, const pkv_flashinfer_call *c, cudaStrea
   p.padded_batch_size = static_cast<uint32_t>(i.padded_batch_size);
   half *v = i.split_kv ? at<half>(h->float_space, i.v_offset) : nullptr;
   float *s = i.split_kv ? at<float>(h->float_space, i.s_offset) : nullptr;
-  return text_of(
-      fi::BatchDecodeWithPagedKVCacheDispatched<kHeadDim, kNoRope, Variant>(p, v, s, true, stream));
+  return text_of(fi::BatchDecodeWithPagedKVCacheDispatched<kHeadDim, kNoRope, Variant>(
+      p, v, s NEWER(true), stream));
 }
 
 const char *run_tensor_cores(pkv_flashinfer *h, const pkv_flashinfer_call *c, cudaStream_t stream) {
@@ -232,10 +268,7 @@ const char *run_tensor_cores(pkv_flashinfer *h, const pkv_flashinfer_call *c, cu
     v = at<half>(h->float_space, i.v_offset);
     s = at<float>(h->float_space, i.s_offset);
   }
-  return text_of(
-      fi::BatchPrefillWithPagedKVCacheDispatched<true, 16, kHeadDim, kHeadDim, kNoRope, false,
-                                                 fi::MaskMode::kNone, false, Variant>(p, v, s, true,
-                                                                                      stream));
+  return text_of(attend_tensor_cores(p, v, s, stream));
 }
 
 const char *run(pkv_flashinfer *h, const pkv_flashinfer_call *c, void *stream) {

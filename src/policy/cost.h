@@ -16,8 +16,9 @@ void pkv_cost_features(double *f, int32_t *splits, int32_t kind, const pkv_polic
 void pkv_cost_predict(pkv_prediction *out, const pkv_policy_batch *batch,
                       const pkv_policy_device *device, const pkv_plan_stats *tree);
 
-/* Kind to route: the variants of flashinfer are one route. */
+/* Kind to route: variants are one route. */
 static inline pkv_route pkv_cost_route(int32_t kind) {
+  if (kind == PKV_COST_WORKQUEUE_FUSED) return PKV_ROUTE_WORKQUEUE;
   return kind == PKV_COST_FLASHINFER_CORES ? PKV_ROUTE_FLASHINFER : (pkv_route)kind;
 }
 

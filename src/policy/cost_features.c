@@ -28,6 +28,7 @@ const char *pkv_cost_feature_name(int32_t feature) {
 
 const char *pkv_cost_kind_name(int32_t kind) {
   if (kind == PKV_COST_FLASHINFER_CORES) return "flashinfer_cores";
+  if (kind == PKV_COST_WORKQUEUE_FUSED) return "workqueue_fused";
   return kind > 0 && kind < PKV_COST_KINDS ? pkv_route_name((pkv_route)kind) : "?";
 }
 
@@ -211,6 +212,10 @@ void pkv_cost_features(double *f, int32_t *splits, int32_t kind, const pkv_polic
     break;
   case PKV_COST_FLASHINFER_CORES:
     flashinfer_features(&t, CORE_BLOCKS, device->sms);
+    break;
+  case PKV_COST_WORKQUEUE_FUSED:
+    seed_features(&t, PKV_ROUTE_WORKQUEUE, 0);
+    f[PKV_COST_LAUNCHES] -= 1;
     break;
   default:
     if (kind != PKV_ROUTE_WORKQUEUE) *splits = pkv_policy_splits(batch, (pkv_route)kind);

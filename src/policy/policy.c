@@ -208,6 +208,7 @@ static pkv_status choose_calibrated(pkv_choice *out, const pkv_policy_batch *bat
             (unsigned)device->routes);
   out->wanted = out->route = pkv_cost_route(best);
   out->splits = p[best].splits;
+  out->kind = best;
   out->predicted_us = p[best].step_us;
   explain(out, "calibrated: %s %.1f us", pkv_cost_kind_name(best), p[best].step_us);
   if (next > 0)
