@@ -3,9 +3,9 @@
  * How long every route takes for one batch: what `pkv calibrate` fits and `pkv bench policy` judges
  * by. route_times.c measures the CPU, route_times_device.c a GPU.
  *
- * All routes of a batch are timed interleaved, after their outputs were compared with double
- * arithmetic: all rows of a batch of at most ROUTE_CHECKED tokens (ROUTE_CHECKED_CPU there), of a larger one the longest row
- * and the shortest that fit, and all rows with balanced.
+ * All routes of a batch are timed interleaved, after their outputs were compared: all rows with
+ * balanced, and with double arithmetic all rows of a batch of at most ROUTE_CHECKED tokens
+ * (ROUTE_CHECKED_CPU there), of a larger one the longest row and the shortest that fit.
  *   CPU   attend: the call, the least of the repetitions (other processes only ever add); plan: the
  *         build, likewise. Each call finds the batch at another place of a storage with a gigabyte
  *         to spare.

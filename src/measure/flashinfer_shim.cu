@@ -9,7 +9,7 @@
 
 #include <flashinfer/utils.cuh>
 
-/* FlashInfer before 0.3 (PKV_FLASHINFER_OLD): other arguments, no dependent launch, a macro less. */
+/* PKV_FLASHINFER_OLD, for 0.2.5: other arguments, no dependent launch. */
 #ifdef PKV_FLASHINFER_OLD
 #define NEWER(...)
 #else
