@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a token is chosen: penalties, biases, min_p, stops, seeds; and what none of them may change. */
+/* How a token is chosen: penalties, biases, min_p, stops; and what none of them may change. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A seeded request gives the same tokens, log-probabilities and end alone and cold, among others, in
- * chunks, preempted, from a warm cache, in any order and with any number of threads; greedy or
+ * A seeded request gives the same tokens, log-probabilities and end alone and cold, among others,
+ * in chunks, preempted, from a warm cache, in any order and with any number of threads; greedy or
  * sampled, with every knob, with a cache of f16 and of fp8.
  */
 #include <setjmp.h>
