@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/text.h"
+#include "support/engine_drive.h"
 #include "support/forward_runner.h"
 
 #define FOLDERS PKV_SOURCE_DIR "/tests/data/tiny_folders/"
@@ -107,7 +108,116 @@ static void test_gguf(void **state) {
   every_case(".gguf");
 }
 
+/* ---- through the engine ---- */
+
+static pkv_engine *small_engine(const pkv_model *model, int32_t invariant) {
+  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
+  o.threads = 2;
+  o.kv_dtype = PKV_DTYPE_F32;
+  o.activations = PKV_ACTIVATIONS_F32;
+  o.page_tokens = 4;
+  o.max_rows = 12;
+  o.max_seq_len = 800;
+  o.batch_invariant = invariant;
+  o.prefill_chunk = 64;
+  return drive_engine(model, &o);
+}
+
+/* A scored prompt of three times the window and more: each token's log-probability. */
+static void score(const char *name) {
+  char path[512];
+  pkv_model *model = NULL;
+  pkv_error err = {0};
+  static drive_answer answer;
+  int32_t ids[TOKENS];
+  float want[TOKENS * VOCAB];
+  double worst = 0.0;
+  (void)snprintf(path, sizeof path, FOLDERS "%s", name);
+  if (pkv_model_open(&model, path, NULL, &err) != PKV_OK) fail_msg("%s: %s", path, err.text);
+  pkv_engine *engine = small_engine(model, 1);
+  pkv_request request = PKV_REQUEST_INIT;
+  sequence(ids, name);
+  read_expected(want, name);
+  memset(&answer, 0, sizeof answer);
+  request.prompt = ids;
+  request.prompt_tokens = TOKENS;
+  request.max_tokens = 0;
+  request.echo = 1;
+  request.logprobs = 1;
+  drive_submit(engine, &request, &answer);
+  (void)drive_all(engine, 100);
+  assert_int_equal(answer.count, TOKENS);
+  for (int32_t i = 1; i < TOKENS; i++) {
+    const double expected = log_probability(want + (i - 1) * VOCAB, VOCAB, ids[i]);
+    const double off = fabs((double)answer.logprobs[i] - expected);
+    if (!(off <= 2e-4))
+      fail_msg("%s, token %d: log-probability %g, expected %g", name, (int)i,
+               (double)answer.logprobs[i], expected);
+    worst = fmax(worst, off);
+  }
+  print_message("%s: largest difference %.3g\n", name, worst);
+  drive_finish(engine);
+  pkv_model_close(model);
+}
+
+static void test_engine_scores(void **state) {
+  (void)state;
+  for (size_t i = 0; i < CASES; i++)
+    score(cases[i]);
+}
+
+/* Far beyond the window: an answer alone, and the same beside others of the same prompt, bit by bit
+   where the engine promises that, and with plans that read the shared prompt once. */
+static void beside_others(const char *path, int32_t invariant) {
+  pkv_model *model = NULL;
+  static drive_answer alone, together[12];
+  int32_t ids[700];
+  assert_int_equal(pkv_model_open(&model, path, NULL, NULL), PKV_OK);
+  drive_prompt(ids, 700, VOCAB, 3);
+  pkv_request request = PKV_REQUEST_INIT;
+  request.prompt = ids;
+  request.prompt_tokens = 700;
+  request.max_tokens = 24;
+  request.logprobs = 1;
+  request.ignore_end = 1;
+  pkv_engine *engine = small_engine(model, invariant);
+  memset(&alone, 0, sizeof alone);
+  memset(together, 0, sizeof together);
+  drive_submit(engine, &request, &alone);
+  (void)drive_all(engine, 400);
+  drive_finish(engine);
+  assert_int_equal(alone.count, 24);
+  engine = small_engine(model, invariant);
+  for (int i = 0; i < 12; i++)
+    drive_submit(engine, &request, &together[i]);
+  (void)drive_all(engine, 400);
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  if (!invariant) assert_true(stats.shared_steps > 0);
+  for (int i = 0; i < 12; i++) {
+    if (invariant) drive_equal(&alone, &together[i], "beside others");
+    for (int k = 0; k < 24; k++) {
+      assert_int_equal(alone.tokens[k], together[i].tokens[k]);
+      if (fabsf(alone.logprobs[k] - together[i].logprobs[k]) > 1e-4f)
+        fail_msg("token %d: log-probability %g alone, %g beside others", k,
+                 (double)alone.logprobs[k], (double)together[i].logprobs[k]);
+    }
+  }
+  drive_finish(engine);
+  pkv_model_close(model);
+}
+
+static void test_engine_beside_others(void **state) {
+  (void)state;
+  for (int32_t invariant = 0; invariant < 2; invariant++) {
+    beside_others(FOLDERS "gemma3", invariant);
+    beside_others(FOLDERS "mistral.gguf", invariant);
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_folders), cmocka_unit_test(test_gguf)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_folders), cmocka_unit_test(test_gguf),
+                                     cmocka_unit_test(test_engine_scores),
+                                     cmocka_unit_test(test_engine_beside_others)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

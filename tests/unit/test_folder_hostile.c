@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Folders that are wrong on purpose: each is a copy of a good one with one text replaced in one
+ * file, and is refused with a text that names what is wrong. Files with random damage, and no
+ * memory at every allocation.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/rng.h"
+#include "base/text.h"
+#include "pkv/engine.h"
+#include "support/test_alloc.h"
+
+#define FOLDERS    PKV_SOURCE_DIR "/tests/data/tiny_folders/"
+#define TOKENIZERS PKV_SOURCE_DIR "/tests/data/tokenizers/"
+#define MAX_FILES  11
+
+static const char *const names[] = {"config.json",
+                                    "generation_config.json",
+                                    "tokenizer.json",
+                                    "tokenizer_config.json",
+                                    "model.safetensors",
+                                    "model.safetensors.index.json",
+                                    "model-00001-of-00002.safetensors",
+                                    "model-00002-of-00002.safetensors",
+                                    "model-00001-of-00003.safetensors",
+                                    "model-00002-of-00003.safetensors",
+                                    "model-00003-of-00003.safetensors"};
+
+/* ---- copies ---- */
+
+typedef struct copy {
+  char path[256];
+} copy;
+
+static void path_of(char out[512], const char *folder, const char *name) {
+  (void)snprintf(out, 512, "%s/%s", folder, name);
+}
+
+static void write_file(const copy *c, const char *name, const void *bytes, size_t size) {
+  char path[512];
+  path_of(path, c->path, name);
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(bytes, 1, size, file), size);
+  (void)fclose(file);
+}
+
+static void read_file(pkv_buffer *out, const char *folder, const char *name) {
+  char path[512];
+  path_of(path, folder, name);
+  pkv_buffer_init(out, 1 << 20, NULL);
+  assert_int_equal(pkv_buffer_read_file(out, path, NULL), PKV_OK);
+}
+
+static void copy_make(copy *c, const char *from) {
+  (void)snprintf(c->path, sizeof c->path, PKV_BINARY_DIR "/folder-XXXXXX");
+  assert_non_null(mkdtemp(c->path));
+  for (size_t i = 0; i < MAX_FILES; i++) {
+    char path[512];
+    pkv_buffer bytes;
+    path_of(path, from, names[i]);
+    if (access(path, R_OK) != 0) continue;
+    read_file(&bytes, from, names[i]);
+    write_file(c, names[i], bytes.data, bytes.size);
+    pkv_buffer_deinit(&bytes);
+  }
+}
+
+static void copy_drop(const copy *c) {
+  for (size_t i = 0; i < MAX_FILES; i++) {
+    char path[512];
+    path_of(path, c->path, names[i]);
+    (void)unlink(path);
+    (void)rmdir(path);
+  }
+  assert_int_equal(rmdir(c->path), 0);
+}
+
+/* In place of the first `find`; it must be there. put NULL: the file goes. */
+static void replace(const copy *c, const char *name, const char *find, const char *put) {
+  char path[512];
+  pkv_buffer bytes;
+  path_of(path, c->path, name);
+  if (!put) {
+    assert_int_equal(unlink(path), 0);
+    return;
+  }
+  read_file(&bytes, c->path, name);
+  const char *at = memmem(bytes.data, bytes.size, find, strlen(find));
+  if (!at) fail_msg("%s has no %s", name, find);
+  const size_t before = (size_t)(at - bytes.data), tail = before + strlen(find);
+  FILE *file = fopen(path, "wb");
+  assert_non_null(file);
+  (void)fwrite(bytes.data, 1, before, file);
+  (void)fwrite(put, 1, strlen(put), file);
+  (void)fwrite(bytes.data + tail, 1, bytes.size - tail, file);
+  (void)fclose(file);
+  pkv_buffer_deinit(&bytes);
+}
+
+typedef struct hostile {
+  const char *from, *name, *find, *put, *part;
+} hostile;
+
+/* 0 or 1: how many were not as expected. */
+static int check(const char *root, const hostile *h, int32_t tokenizer_only) {
+  char from[512];
+  copy c;
+  pkv_error err = {0};
+  pkv_model *model = NULL;
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  options.tokenizer_only = tokenizer_only;
+  (void)snprintf(from, sizeof from, "%s%s", root, h->from);
+  copy_make(&c, from);
+  replace(&c, h->name, h->find, h->put);
+  const pkv_status status = pkv_model_open(&model, c.path, &options, &err);
+  copy_drop(&c);
+  pkv_model_close(model);
+  const bool good =
+      h->part == NULL ? status == PKV_OK : status != PKV_OK && strstr(err.text, h->part) != NULL;
+  if (!good)
+    print_message("%s/%s with %s: %s \"%s\", expected \"%s\"\n", h->from, h->name,
+                  h->put ? h->put : "-", pkv_status_name(status), err.text,
+                  h->part ? h->part : "OK");
+  return good ? 0 : 1;
+}
+
+/* ---- config.json ---- */
+
+#define CONFIG "config.json"
+
+static void test_config(void **state) {
+  static const hostile cases[] = {
+      {"qwen3", CONFIG, "", NULL, "cannot open"},
+      {"qwen3", CONFIG, "{", "[", "is no JSON"},
+      {"qwen3", CONFIG, "\"model_type\": \"qwen3\"", "\"model_type\": \"mamba\"", "\"mamba\""},
+      {"qwen3", CONFIG, "\"model_type\": \"qwen3\"", "\"model_type\": 3", "not a string"},
+      {"qwen3", CONFIG, "\"model_type\": \"qwen3\"", "\"model_typ\": 3",
+       "\"model_type\" is missing"},
+      {"qwen3", CONFIG, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 0",
+       "num_hidden_layers"},
+      {"qwen3", CONFIG, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2147483648",
+       "num_hidden_layers"},
+      {"qwen3", CONFIG, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 3", "blk.2."},
+      {"qwen3", CONFIG, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1", "blk.1."},
+      {"qwen3", CONFIG, "\"num_hidden_layers\": 2", "\"num_hidden_layers\": 2.5", "not an integer"},
+      {"qwen3", CONFIG, "\"num_attention_heads\": 4", "\"num_attention_heads\": 0",
+       "num_attention_heads"},
+      {"qwen3", CONFIG, "\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3",
+       "not a multiple"},
+      {"qwen3", CONFIG, "\"head_dim\": 8", "\"head_dim\": 0", "head_dim"},
+      {"qwen3", CONFIG, "\"head_dim\": 8", "\"head_dim\": 12", "multiples of 8"},
+      {"qwen3", CONFIG, "\"hidden_size\": 16", "\"hidden_size\": 32", "token_embd.weight"},
+      {"qwen3", CONFIG, "\"vocab_size\": 40", "\"vocab_size\": 41", "token_embd.weight"},
+      {"qwen3", CONFIG, "\"rms_norm_eps\": 1e-05", "\"rms_norm_eps\": \"x\"", "rms_norm_eps"},
+      {"qwen3", CONFIG, "\"hidden_act\": \"silu\"", "\"hidden_act\": \"relu\"", "hidden_act"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"num_experts\": 8, \"hidden_act\"", "num_experts"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"quantization_config\": {}, \"hidden_act\"",
+       "quantization_config"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"head_dim\": 8, \"hidden_act\"", "duplicate"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"auto_map\": {\"a\": \"b\"}, \"hidden_act\"", NULL},
+      {"qwen3", CONFIG, "\"eos_token_id\": 2", "\"eos_token_id\": [2, -1]", "eos_token_id"},
+      {"qwen3", CONFIG, "\"tie_word_embeddings\": false", "\"tie_word_embeddings\": 0",
+       "tie_word_embeddings"},
+      {"llama3", CONFIG, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": false",
+       "lm_head.weight is missing"},
+      {"llama3", CONFIG, "\"rope_type\": \"llama3\"", "\"rope_type\": \"longrope\"", "longrope"},
+      {"llama3", CONFIG, "\"low_freq_factor\": 1.0", "\"low_freq_factor\": 4.0", "low_freq_factor"},
+      {"llama3", CONFIG, "\"factor\": 8.0", "\"factr\": 8.0", "\"factor\" is missing"},
+      {"llama_yarn", CONFIG, "\"factor\": 4.0", "\"mscale\": 1, \"factor\": 4.0", "mscale"},
+      {"gemma3", CONFIG, "\"sliding_window\": 6", "\"sliding_window\": 0", "sliding_window"},
+      {"gemma3", CONFIG, "\"full_attention\"", "\"half_attention\"", "layer_types[1]"},
+      {"gemma3", CONFIG, "\"full_attention\",", "", "layer_types"},
+      {"gemma3", CONFIG, "\"query_pre_attn_scalar\": 12", "\"query_pre_attn_scalar\": 0",
+       "query_pre_attn_scalar"},
+      {"gemma3", CONFIG, "\"model_type\"", "\"final_logit_softcapping\": 30.0, \"model_type\"",
+       "final_logit_softcapping"},
+  };
+  (void)state;
+  int wrong = 0;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    wrong += check(FOLDERS, &cases[i], 0);
+  assert_int_equal(wrong, 0);
+}
+
+/* ---- weights ---- */
+
+#define INDEX  "model.safetensors.index.json"
+#define FIRST  "\"model-00001-of-00002.safetensors\""
+#define SECOND "model-00002-of-00002.safetensors"
+
+static void test_weights(void **state) {
+  static const hostile cases[] = {
+      {"llama3", INDEX, "", NULL, "model.safetensors"},
+      {"llama3", INDEX, FIRST, "\"../../../../etc/passwd\"", "is not the name"},
+      {"llama3", INDEX, FIRST, "\"/etc/passwd.safetensors\"", "is not the name"},
+      {"llama3", INDEX, FIRST, "\"..safetensors\"", "is not the name"},
+      {"llama3", INDEX, FIRST, "\"a\\u0000.safetensors\"", "is not the name"},
+      {"llama3", INDEX, FIRST, "7", "no file name"},
+      {"llama3", INDEX, FIRST, "\"missing.safetensors\"", "missing.safetensors"},
+      {"llama3", INDEX, FIRST, "\"" SECOND "\"", "which model.safetensors.index.json does not say"},
+      {"llama3", INDEX, "weight_map", "weight_mop", "weight_map"},
+      {"llama3", INDEX, "\"weight_map\": {", "\"weight_map\": {\"x\": " FIRST ",",
+       "names 21 tensors"},
+      {"llama3", SECOND, "", NULL, SECOND},
+      {"llama3", SECOND, "model.layers.0", "model.layers.9", "does not say"},
+      {"qwen2", "model.safetensors", "model.layers.0.self_attn.q_proj.b",
+       "model.layers.0.self_attn.x_proj.b", "is not part of a qwen2 model"},
+      {"qwen2", "model.safetensors", "model.layers.0.mlp.up_proj", "model.layers.00mlp.up_proj",
+       "missing"},
+      {"qwen2", "model.safetensors", "BF16", "BF17", "BF17"},
+  };
+  (void)state;
+  int wrong = 0;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    wrong += check(FOLDERS, &cases[i], 0);
+  assert_int_equal(wrong, 0);
+}
+
+/* ---- tokenizer.json ---- */
+
+#define TOKENIZER "tokenizer.json"
+
+static void test_tokenizer(void **state) {
+  static const hostile cases[] = {
+      {"gpt2", TOKENIZER, "", NULL, "cannot open"},
+      {"gpt2", TOKENIZER, "\"type\":\"BPE\"", "\"type\":\"Unigram\"", "Unigram"},
+      {"gpt2", TOKENIZER, "\"dropout\":null", "\"dropout\":0.1", "dropout"},
+      {"gpt2", TOKENIZER, "\"end_of_word_suffix\":null", "\"end_of_word_suffix\":\"</w>\"",
+       "end_of_word_suffix"},
+      {"gpt2", TOKENIZER, "\"normalizer\":null", "\"normalizer\":{\"type\":\"Lowercase\"}",
+       "Lowercase"},
+      {"gpt2", TOKENIZER, "\"add_prefix_space\":false", "\"add_prefix_space\":true", "ByteLevel"},
+      {"gpt2", TOKENIZER, "\"!\":0", "\"!\":-1", "id -1"},
+      {"gpt2", TOKENIZER, "\"!\":0", "\"!\":1", "are both token 1"},
+      {"gpt2", TOKENIZER, "\"!\":0", "\"!\":9223372036854775807", "9223372036854775807"},
+      {"gpt2", TOKENIZER, "\"!\":0", "\"!\":\"0\"", "id -1"},
+      {"gpt2", TOKENIZER, "\"id\":620", "\"id\":5", "are both token 5"},
+      {"gpt2", TOKENIZER, "\"id\":620", "\"id\":false", "id -1"},
+      {"gpt2", TOKENIZER, "\"lstrip\":false", "\"lstrip\":true", "lstrip"},
+      {"gpt2", TOKENIZER, "\"single_word\":false", "\"single_word\":true", "single_word"},
+      {"gpt2", TOKENIZER, "\"merges\":", "\"merge\":", "merges"},
+      {"gpt2", TOKENIZER, "\"merges\":[", "\"merges\":[1,", "merges[0]"},
+      {"gpt2", TOKENIZER, "\"merges\":[", "\"merges\":[[\"a\"],", "merges[0]"},
+      {"gpt2", TOKENIZER, "\"merges\":[", "\"merges\":[\"zz qq\",", "not in the vocabulary"},
+      {"gpt2", TOKENIZER, "\"merges\":[", "\"merges\":[\"a b c\",", "merges"},
+      {"gpt2", TOKENIZER, "\"vocab\":{", "\"vocab\":[{", ""},
+      {"llama3", TOKENIZER, "{1,3}", "{1,4}", "Split"},
+      {"llama3", TOKENIZER, "Isolated", "Contiguous", "Split"},
+      {"llama3", TOKENIZER, "\"ids\":[620]", "\"ids\":[9999]", "9999"},
+      {"llama3", TOKENIZER, "\"ids\":[620]", "\"ids\":[620,621]", "not one token"},
+      {"llama3", TOKENIZER, "\"TemplateProcessing\"", "\"BertProcessing\"", "BertProcessing"},
+      {"gemma", TOKENIZER, "\"normalized\":false", "\"normalized\":true", "normalized"},
+      {"gemma", TOKENIZER, "\"pattern\":{\"String\":\" \"}", "\"pattern\":{\"String\":\"x\"}",
+       "Replace"},
+      {"gemma", TOKENIZER, "\"unk_token\":\"<unk>\"", "\"unk_token\":\"<unc>\"", "unk_token"},
+      {"gemma", TOKENIZER, "\"type\":\"Split\"", "\"type\":\"Whitespace\"", "Whitespace"},
+      {"mistral", TOKENIZER, "\"prepend_scheme\":\"first\"", "\"prepend_scheme\":\"last\"",
+       "Metaspace"},
+      {"gpt2", TOKENIZER, "\"truncation\":null", "\"truncation\":[]", NULL},
+  };
+  (void)state;
+  int wrong = 0;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+    wrong += check(TOKENIZERS, &cases[i], 1);
+  assert_int_equal(wrong, 0);
+}
+
+/* ---- damage ---- */
+
+/* Opens, and where it does, turns a text into tokens. */
+static void open_any(const copy *c, int32_t tokenizer_only) {
+  pkv_error err = {0};
+  pkv_model *model = NULL;
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  options.tokenizer_only = tokenizer_only;
+  const pkv_status status = pkv_model_open(&model, c->path, &options, &err);
+  if (status != PKV_OK) {
+    assert_null(model);
+    assert_true(err.text[0] != '\0');
+    return;
+  }
+  int32_t ids[64];
+  size_t count = 0;
+  static const char text[] = "some text\n\xc3\xa9 <tool> \xff";
+  if (tokenizer_only) {
+    const pkv_status tokens =
+        pkv_tokenize(ids, 64, &count, model, text, sizeof text - 1, PKV_TEXT_ADD_SPECIAL, &err);
+    assert_true(tokens == PKV_OK || err.text[0] != '\0');
+  }
+  pkv_model_close(model);
+}
+
+static void damage(const char *from, const char *name, int32_t tokenizer_only, int rounds) {
+  copy c;
+  pkv_buffer good;
+  pkv_rng rng;
+  pkv_rng_init(&rng, 20251130u);
+  copy_make(&c, from);
+  read_file(&good, c.path, name);
+  char *bytes = malloc(good.size);
+  for (int round = 0; round < rounds; round++) {
+    memcpy(bytes, good.data, good.size);
+    size_t size = good.size;
+    if (round % 4 == 0) size = (size_t)pkv_rng_below(&rng, good.size - 1) + 1;
+    for (int k = 0; k < round % 4; k++)
+      bytes[pkv_rng_below(&rng, size)] = (char)(pkv_rng_next(&rng) & 0x7f);
+    write_file(&c, name, bytes, size);
+    open_any(&c, tokenizer_only);
+  }
+  free(bytes);
+  pkv_buffer_deinit(&good);
+  copy_drop(&c);
+}
+
+static void test_damaged_files(void **state) {
+  (void)state;
+  damage(FOLDERS "gemma3", CONFIG, 0, 600);
+  damage(FOLDERS "llama3", INDEX, 0, 300);
+  damage(FOLDERS "qwen2", "model.safetensors", 0, 300);
+  damage(TOKENIZERS "gemma", TOKENIZER, 1, 150);
+  damage(TOKENIZERS "llama3", TOKENIZER, 1, 150);
+}
+
+/* ---- not files ---- */
+
+static void test_not_files(void **state) {
+  copy c;
+  pkv_error err = {0};
+  pkv_model *model = NULL;
+  char path[512];
+  (void)state;
+  copy_make(&c, FOLDERS "qwen2");
+  path_of(path, c.path, CONFIG);
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(mkfifo(path, 0600), 0); /* must not hang */
+  assert_int_equal(pkv_model_open(&model, c.path, NULL, &err), PKV_E_IO);
+  assert_non_null(strstr(err.text, "device, pipe or socket"));
+  assert_int_equal(unlink(path), 0);
+  assert_int_equal(mkdir(path, 0700), 0);
+  assert_int_equal(pkv_model_open(&model, c.path, NULL, &err), PKV_E_IO);
+  assert_non_null(strstr(err.text, "a folder"));
+  copy_drop(&c);
+}
+
+/* ---- memory ---- */
+
+static pkv_status open_once(void *ctx, const pkv_allocator *allocator) {
+  pkv_model *model = NULL;
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  const char *path = ctx;
+  options.allocator = allocator;
+  options.tokenizer_only = strstr(path, "tokenizers/") != NULL;
+  const pkv_status status = pkv_model_open(&model, path, &options, NULL);
+  pkv_model_close(model);
+  return status;
+}
+
+static void test_no_memory(void **state) {
+  static const char *const paths[] = {FOLDERS "llama3", FOLDERS "gemma3", TOKENIZERS "gemma",
+                                      TOKENIZERS "qwen2"};
+  (void)state;
+  for (size_t i = 0; i < 4; i++) {
+    char path[512];
+    (void)snprintf(path, sizeof path, "%s", paths[i]);
+    print_message("%d allocations\n", (int)test_alloc_torture(open_once, path));
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_config),    cmocka_unit_test(test_weights),
+      cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_damaged_files),
+      cmocka_unit_test(test_not_files), cmocka_unit_test(test_no_memory),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
