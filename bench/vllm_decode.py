@@ -487,7 +487,8 @@ def same(args):
 
 
 def rows_of(cells):
-    """[(cell, unit, stock, ours, gain, repetitions of both)]: gain > 1 is better."""
+    """[(cell, unit, stock, ours, gain, repetitions of both)]: gain > 1 is better; stock and gain
+    are None where only ours ran."""
     out = []
     units = {
         "step_ms": "ms a step",
@@ -499,11 +500,20 @@ def rows_of(cells):
             of = [line for line in cells if line["cell"] == cell and key in line]
             stock = [line[key] for line in of if line["backend"] == "stock"]
             ours = [line[key] for line in of if line["backend"] == "ours"]
-            if stock and ours:
-                x, y = statistics.median(stock), statistics.median(ours)
-                gain = x / y if key == "step_ms" else y / x
-                out.append((cell, unit, x, y, gain, f"{len(stock)}+{len(ours)}"))
+            if not ours:
+                continue
+            x, y = statistics.median(stock) if stock else None, statistics.median(ours)
+            gain = None if x is None else x / y if key == "step_ms" else y / x
+            raw = ";".join(
+                f"{name}=" + " ".join(f"{value:.4f}" for value in values)
+                for name, values in (("stock", stock), ("ours", ours))
+            )
+            out.append((cell, unit, x, y, gain, raw))
     return out
+
+
+def shown(value, digits):
+    return "" if value is None else f"{value:,.{digits}f}"
 
 
 def compare(args):
@@ -516,19 +526,19 @@ def compare(args):
     void = share < NEEDED_SHARE
     rows, facts = rows_of(cells), ours[-1]
     print(f"{facts['device']}, vLLM {facts['vllm']}, torch {facts['torch']}; medians")
-    print("| cell | unit | stock | with libpkv | gain | runs |\n" + "| --- " * 6 + "|")
-    for cell, unit, x, y, gain, runs in rows:
-        print(f"| {cell} | {unit} | {x:,.2f} | {y:,.2f} | {gain:.2f} | {runs} |")
+    print("| cell | unit | stock | with libpkv | gain |\n" + "| --- " * 5 + "|")
+    for cell, unit, x, y, gain, _ in rows:
+        print(f"| {cell} | {unit} | {shown(x, 2)} | {shown(y, 2)} | {shown(gain, 2)} |")
     print(f"libpkv served at least {100 * share:.2f} % of the decode rows" + ": VOID" * void)
     if args.csv and not void:
         with open(args.csv, "w", newline="", encoding="utf-8") as f:
             out = csv.writer(f)
-            head = "commit device driver vllm torch cell unit stock ours gain runs served_share"
+            head = "commit device driver vllm torch cell unit stock ours gain served_share raw"
             out.writerow(head.split())
-            for cell, unit, x, y, gain, runs in rows:
+            for cell, unit, x, y, gain, raw in rows:
                 where = [args.commit, *(facts[k] for k in ("device", "driver", "vllm", "torch"))]
-                figures = [f"{value:.4f}" for value in (x, y, gain)]
-                out.writerow([*where, cell, unit, *figures, runs, share])
+                figures = ["" if value is None else f"{value:.4f}" for value in (x, y, gain)]
+                out.writerow([*where, cell, unit, *figures, share, raw])
     if args.plot and not void:
         plot(rows, facts, args.plot)
     return 1 if void else 0
@@ -540,6 +550,7 @@ def plot(rows, ours, path):
     matplotlib.use("svg")
     import matplotlib.pyplot as plt
 
+    rows = [row for row in rows if row[4] is not None]
     names = [f"{cell}\n{unit}" for cell, unit, *_ in rows]
     figure, axes = plt.subplots(figsize=(9, 0.5 * len(rows) + 1.2))
     axes.barh(names, [row[4] for row in rows], color="#35618f")

@@ -213,9 +213,10 @@ def test_models_whose_batches_may_be_refused_are_the_engine_s(engine):
     assert flash_attn_stand_in.calls == [4] and "multimodal" in next(iter(COUNTERS.reasons))
 
 
-@pytest.mark.parametrize("rows, shared", [(1, 0), (2, 1), (12, 1)])
-def test_rows_on_one_prefix_are_planned_as_a_tree(engine, rows, shared):
-    """Blocks as the prefix cache hands them out; one row alone is not looked at for sharing."""
+@pytest.mark.parametrize("rows, least, shared", [(1, 2, 0), (2, 2, 1), (12, 2, 1), (12, "", 0)])
+def test_rows_on_one_prefix_are_planned_as_a_tree(engine, rows, least, shared, monkeypatch):
+    """Blocks as the prefix cache hands them out; few rows are not looked at for sharing."""
+    monkeypatch.setenv("PERSISTENTKV_VLLM_SHARED_ROWS", str(least))
     layer = engine.layer()
     builder = engine.builder({"a": layer})
     common = engine.batch([(100 + i, 1) for i in range(rows)])

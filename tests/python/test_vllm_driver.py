@@ -61,8 +61,8 @@ def test_comparison_of_medians_and_when_it_is_void(driver, tmp_path, capsys, sha
     args = types.SimpleNamespace(files=files, csv=table, plot=None, commit="abc")
     assert driver.compare(args) == verdict
     said = capsys.readouterr().out
-    assert "| a | ms a step | 5.00 | 2.50 | 2.00 | 3+3 |" in said
-    assert "| b | tokens/s, mixed | 10.00 | 50.00 | 5.00 | 1+1 |" in said
+    assert "| a | ms a step | 5.00 | 2.50 | 2.00 |" in said
+    assert "| b | tokens/s, mixed | 10.00 | 50.00 | 5.00 |" in said
     assert ("VOID" in said) == bool(verdict) and "| c |" not in said
     assert os.path.exists(table) != bool(verdict)
 

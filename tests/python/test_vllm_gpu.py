@@ -83,17 +83,17 @@ def test_fp8_beside_float64(backend):
     check(out, harness.expected(layer, common, fp8.to(torch.bfloat16), q))
 
 
-@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rows", [1, 8, 16])
 @pytest.mark.parametrize("pages", [0, 4])
 def test_rows_on_one_prefix(backend, rows, pages):
-    """`pages` blocks that all rows share; one row is planned without looking."""
+    """`pages` blocks that all rows share; few rows are planned without looking."""
     harness = Harness(backend, "cuda", 32, 8, 128, blocks=300)
     layer = harness.layer()
     builder = harness.builder({"a": layer}, **LIMITS)
     common = harness.batch([(1000 + 7 * i, 1) for i in range(rows)])
     common.block_table_tensor[:, :pages] = common.block_table_tensor[0, :pages].clone()
     _, metadata = harness.run(layer, builder, common, harness.cache())
-    assert metadata.plans[0].shares(rows) == (rows > 1)
+    assert metadata.plans[0].shares(rows) == (rows >= 16)
 
 
 @pytest.mark.parametrize("pages", [0, 4])
@@ -102,6 +102,7 @@ def test_a_captured_step_serves_other_lengths(backend, overlap, pages, monkeypat
     """Two layers of one plan captured for eight rows; replayed with others, fewer and longer, with
     and without blocks that all rows share."""
     monkeypatch.setenv("PERSISTENTKV_VLLM_OVERLAP", overlap)
+    monkeypatch.setenv("PERSISTENTKV_VLLM_SHARED_ROWS", "2")
     harness = Harness(backend, "cuda", 32, 8, 128, blocks=300)
     layers = {"a": harness.layer(), "b": harness.layer()}
     builder = harness.builder(layers, **LIMITS)

@@ -11,7 +11,13 @@ import pytest
 from persistentkv import _abi
 from persistentkv.plans import stats_of
 from persistentkv.vllm import NAMES, backend_name, refusal
-from persistentkv.vllm.decode_plans import DecodePlans, LayerCall, PlanClass, wants
+from persistentkv.vllm.decode_plans import (
+    DecodePlans,
+    LayerCall,
+    PlanClass,
+    shared_rows,
+    wants,
+)
 from persistentkv.vllm.engine_cache import c_cache, split
 from persistentkv.vllm.layer_support import batch_refusal, layer_refusal, scales_refusal
 from persistentkv.vllm.served import Counters
@@ -265,6 +271,12 @@ def test_switches(monkeypatch):
     assert wants("OVERLAP", True) and not wants("OVERLAP", False)
     monkeypatch.setenv("PERSISTENTKV_VLLM_OVERLAP", "0")
     assert not wants("OVERLAP", True)
+
+
+@pytest.mark.parametrize("value, rows", [("", 16), ("2", 2), ("0", 2), ("64", 64), ("few", 16)])
+def test_rows_from_which_prefixes_are_looked_for(value, rows, monkeypatch):
+    monkeypatch.setenv("PERSISTENTKV_VLLM_SHARED_ROWS", value)
+    assert shared_rows() == rows
 
 
 @torch_only

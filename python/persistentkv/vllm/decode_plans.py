@@ -90,8 +90,18 @@ def _table(block_table: Any) -> Table:
     return Table(block_table, block_table.data_ptr(), block_table.stride(0), block_table.shape[1])
 
 
-# Of a batch from so many rows on shared prefixes are looked for; fewer have none.
-SHARED_ROWS = 2
+def shared_rows() -> int:
+    """From so many rows on a batch is planned as a tree of shared prefixes, 2 at least.
+
+    Below, looking for them costs a step more than most batches save: 2 % of one with 8 rows that
+    share nothing (docs/results.md).
+    """
+    value = os.environ.get("PERSISTENTKV_VLLM_SHARED_ROWS", "")
+    if not value.isdecimal():
+        if value:
+            logger.warning("PERSISTENTKV_VLLM_SHARED_ROWS is %r, no number: 16 is taken", value)
+        return 16
+    return max(2, int(value))
 
 
 class DecodePlans:
@@ -122,6 +132,7 @@ class DecodePlans:
             if why_not:
                 logger.warning("shared prefixes are read row by row: %s", why_not)
                 self.share = False
+        self._shared_rows = shared_rows()
         self._overlap = wants("OVERLAP", True)
         self._q_lens = frozenset(q_lens)
         self._plans: dict[tuple[int, bool], DevicePlan | HostPlan] = {}
@@ -131,7 +142,7 @@ class DecodePlans:
 
     def shares(self, rows: int) -> bool:
         """Whether a batch of so many rows is planned as a tree of shared prefixes."""
-        return self.share and rows >= SHARED_ROWS
+        return self.share and rows >= self._shared_rows
 
     def _options(self, shares: bool) -> OptionsKey:
         return OptionsKey(route=_abi.ROUTE_SHARED if shares else _abi.ROUTE_BALANCED)
@@ -144,10 +155,16 @@ class DecodePlans:
             self.plan_class.shape(q_len),
             self._options(shares),
             self.plan_class.kv_dtype,
-            min(self.max_rows, SHARED_ROWS - 1) if self.share and not shares else self.max_rows,
+            self._most_rows(shares),
             self.max_seq_len,
             overlap=self._overlap,
         )
+
+    def _most_rows(self, shares: bool) -> int:
+        """What a plan of this kind has to have room for."""
+        if self.share and not shares:
+            return min(self.max_rows, self._shared_rows - 1)
+        return self.max_rows
 
     def ready(self, rows: int, q_len: int) -> bool:
         """Whether there is a plan for that."""
