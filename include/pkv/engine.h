@@ -392,6 +392,18 @@ typedef struct pkv_engine_stats {
 
 /* Forgets the pages that no live request uses. */
 PKV_API void pkv_engine_clear_cache(pkv_engine *engine);
+/*
+ * Writes the cached pages to a file, which appears whole or not at all, or takes pages from one in
+ * place of those that are cached. *pages is their number; of a file with more pages than the cache
+ * the most recently used ones. Both need an engine without requests (E_STATE) and with a prefix
+ * cache (E_UNSUPPORTED). E_FORMAT: the file is damaged, of another version, model (every weight and
+ * setting counts), page or element type, instruction set or activations; the cache is as it was. A
+ * checksum finds damage, not intent: K and V are taken as they are.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_engine_save_cache(int64_t *pages, const pkv_engine *engine,
+                                                        const char *path, pkv_error *err);
+PKV_API PKV_MUST_CHECK pkv_status pkv_engine_load_cache(int64_t *pages, pkv_engine *engine,
+                                                        const char *path, pkv_error *err);
 /* Fills a struct that was set to PKV_ENGINE_STATS_INIT. */
 PKV_API void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine);
 

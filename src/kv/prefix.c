@@ -100,16 +100,15 @@ static int32_t *tokens_of(const pkv_prefix *p, int32_t page) {
   return p->tokens + (int64_t)page * p->page_tokens;
 }
 
-static int32_t find(pkv_prefix *p, const pkv_prefix_path *path, int32_t at, int32_t parent) {
-  const uint64_t digest = path->digests[at];
-  const int32_t *const tokens = path->tokens + (int64_t)at * p->page_tokens;
+static int32_t find(pkv_prefix *p, int32_t parent, uint64_t digest, const int32_t *tokens,
+                    pkv_prefix_key key) {
   const size_t bytes = (size_t)p->page_tokens * sizeof *tokens;
   for (int32_t page = p->buckets[digest & p->mask] - 1; page >= 0;
        page = p->entries[page].next_hash) {
     const entry *const e = &p->entries[page];
     if (e->digest != digest) continue;
-    if (e->parent == parent && e->key.salt == path->key.salt &&
-        e->key.adapter == path->key.adapter && memcmp(tokens_of(p, page), tokens, bytes) == 0)
+    if (e->parent == parent && e->key.salt == key.salt && e->key.adapter == key.adapter &&
+        memcmp(tokens_of(p, page), tokens, bytes) == 0)
       return page;
     p->stats.collisions++;
   }
@@ -121,7 +120,8 @@ int32_t pkv_prefix_match(int32_t *pages, int32_t *idle, pkv_prefix *prefix,
   int32_t parent = -1, found = 0;
   *idle = 0;
   while (found < count) {
-    const int32_t page = find(prefix, path, found, parent);
+    const int32_t page = find(prefix, parent, path->digests[found],
+                              path->tokens + (int64_t)found * prefix->page_tokens, path->key);
     if (page < 0) break;
     *idle += prefix->entries[page].locks == 0;
     pages[found++] = parent = page;
@@ -194,25 +194,27 @@ void pkv_prefix_unlock(pkv_prefix *prefix, const int32_t *pages, int32_t count) 
   }
 }
 
-bool pkv_prefix_insert(pkv_prefix *prefix, const int32_t *pages, int32_t at,
-                       const pkv_prefix_path *path) {
+bool pkv_prefix_put(pkv_prefix *prefix, int32_t page, int32_t parent, uint64_t digest,
+                    const int32_t *tokens, pkv_prefix_key key) {
   pkv_prefix *const p = prefix;
-  const int32_t page = pages[at], parent = at == 0 ? -1 : pages[at - 1];
-  const uint64_t digest = path->digests[at];
-  if (find(p, path, at, parent) >= 0) return false;
+  if (find(p, parent, digest, tokens, key) >= 0) return false;
   while (p->ready <= page)
     p->entries[p->ready++].state = 0;
   entry *const e = &p->entries[page];
   PKV_ASSERT(e->state != IN && p->pool->refs[page] > 0);
-  PKV_ASSERT(at == 0 || (p->entries[parent].state == IN && p->entries[parent].locks > 0));
-  const pkv_status status = pkv_pool_retain(p->pool, &page, 1, NULL);
-  if (status != PKV_OK) return false; /* 2^31 owners */
-  *e = (entry){digest, path->key, parent, p->buckets[digest & p->mask] - 1, -1, -1, 1, IN};
+  PKV_ASSERT(parent < 0 || (p->entries[parent].state == IN && p->entries[parent].locks > 0));
+  if (pkv_pool_retain(p->pool, &page, 1, NULL) != PKV_OK) return false; /* 2^31 owners */
+  *e = (entry){digest, key, parent, p->buckets[digest & p->mask] - 1, -1, -1, 1, IN};
   p->buckets[digest & p->mask] = page + 1;
-  memcpy(tokens_of(p, page), path->tokens + (int64_t)at * p->page_tokens,
-         (size_t)p->page_tokens * sizeof *p->tokens);
+  memcpy(tokens_of(p, page), tokens, (size_t)p->page_tokens * sizeof *tokens);
   p->stats.entries++;
   return true;
+}
+
+bool pkv_prefix_insert(pkv_prefix *prefix, const int32_t *pages, int32_t at,
+                       const pkv_prefix_path *path) {
+  return pkv_prefix_put(prefix, pages[at], at == 0 ? -1 : pages[at - 1], path->digests[at],
+                        path->tokens + (int64_t)at * prefix->page_tokens, path->key);
 }
 
 int64_t pkv_prefix_evict(pkv_prefix *prefix, int64_t count) {
@@ -234,7 +236,7 @@ void pkv_prefix_get_stats(pkv_prefix_stats *out, const pkv_prefix *prefix) {
 bool pkv_prefix_get(pkv_prefix_entry *out, const pkv_prefix *prefix, int32_t page) {
   if (page < 0 || page >= prefix->ready || prefix->entries[page].state != IN) return false;
   const entry *const e = &prefix->entries[page];
-  *out = (pkv_prefix_entry){page, e->parent, e->locks, tokens_of(prefix, page), e->key};
+  *out = (pkv_prefix_entry){page, e->parent, e->locks, e->digest, tokens_of(prefix, page), e->key};
   return true;
 }
 

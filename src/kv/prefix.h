@@ -58,6 +58,9 @@ void pkv_prefix_unlock(pkv_prefix *prefix, const int32_t *pages, int32_t count);
    locks it. False: an equal one is here already; nothing has changed. */
 bool pkv_prefix_insert(pkv_prefix *prefix, const int32_t *pages, int32_t at,
                        const pkv_prefix_path *path);
+/* The same for one page behind the locked entry `parent` (-1 = first), by its tokens. */
+bool pkv_prefix_put(pkv_prefix *prefix, int32_t page, int32_t parent, uint64_t digest,
+                    const int32_t *tokens, pkv_prefix_key key);
 /* Gives up to `count` pages back to the pool, least recently used first; returns how many. */
 int64_t pkv_prefix_evict(pkv_prefix *prefix, int64_t count);
 void pkv_prefix_get_stats(pkv_prefix_stats *out, const pkv_prefix *prefix);
@@ -66,6 +69,7 @@ void pkv_prefix_get_stats(pkv_prefix_stats *out, const pkv_prefix *prefix);
 typedef struct pkv_prefix_entry {
   int32_t page, parent; /* -1 = starts a chain */
   int32_t locks;
+  uint64_t digest;
   const int32_t *tokens; /* [page_tokens] */
   pkv_prefix_key key;
 } pkv_prefix_entry;

@@ -19,6 +19,9 @@ typedef struct pkv_hparams {
 
 const pkv_hparams *pkv_model_hparams(const pkv_model *model);
 const pkv_tokenizer *pkv_model_tokenizer(const pkv_model *model);
+/* A hash of every setting and weight (reads all of them): equal where K and V are computed from the
+   same numbers. */
+uint64_t pkv_model_fingerprint(const pkv_model *model);
 /* The model over GGUF bytes in memory, which must outlive it (tests, fuzzing). */
 pkv_status pkv_model_open_memory(pkv_model **out, const void *bytes, size_t size,
                                  const pkv_model_options *options, pkv_error *err);
