@@ -42,7 +42,8 @@ typedef struct pkv_model_info {
 #define PKV_MODEL_INFO_INIT                                                                        \
   { (uint32_t)sizeof(pkv_model_info), {0}, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, -1, -1 }
 
-/* Opens a GGUF file. Untrusted input: anything wrong is E_FORMAT (or E_UNSUPPORTED) with a text
+/* Opens a GGUF file (of a model in shards: any of them) or a folder of safetensors
+   (docs/models.md). Untrusted input: anything wrong is E_FORMAT (or E_UNSUPPORTED) with a text
    that names the key or tensor. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_model_open(pkv_model **out, const char *path,
                                                  const pkv_model_options *options, pkv_error *err);
@@ -57,11 +58,13 @@ PKV_API int32_t pkv_model_is_end(const pkv_model *model, int32_t token);
  * ------------------------------------------------------------------------------------------ */
 
 /*
- * What is in a GGUF file, also where pkv_model_open refuses it. Everything handed to a callback is
- * valid during that call only. Text comes as the file has it: any bytes, not terminated.
+ * What is in a GGUF file, also where pkv_model_open refuses it. (A folder of safetensors: what its
+ * keys and names would be in GGUF; one that is refused is not visited.) Everything handed to a
+ * callback is valid during that call only. Text comes as the file has it: any bytes, not
+ * terminated.
  */
 typedef struct pkv_inspect_file {
-  const char *format; /* "GGUF" */
+  const char *format; /* "GGUF", "safetensors" */
   uint32_t version, alignment;
   int64_t file_bytes, data_offset; /* where tensor data starts */
   int64_t tensor_bytes;            /* of all tensors, padding not counted */

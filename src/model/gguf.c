@@ -143,7 +143,7 @@ pkv_status pkv_gguf_check_whole(const pkv_gguf *g, bool need_tensors, pkv_error 
   int64_t shards = 1, shard = 0;
   PKV_TRY(pkv_gguf_get_int(&shards, g, "split.count", false, 0, UINT16_MAX, err));
   PKV_TRY(pkv_gguf_get_int(&shard, g, "split.no", false, 0, UINT16_MAX, err));
-  PKV_CHECK(err, shards <= 1, PKV_E_UNSUPPORTED,
+  PKV_CHECK(err, shards <= 1 || g->joined, PKV_E_UNSUPPORTED,
             "file is shard %lld of %lld (split.no, split.count): join the shards into one file",
             (long long)shard + 1, (long long)shards);
   PKV_CHECK(err, !need_tensors || g->tensor_count > 0, PKV_E_UNSUPPORTED,

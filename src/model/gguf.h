@@ -67,7 +67,11 @@ typedef struct pkv_gguf pkv_gguf; /* immutable once open */
 
 pkv_status pkv_gguf_open(pkv_gguf **out, const char *path, const pkv_allocator *allocator,
                          pkv_error *err);
-/* The same over bytes in memory, which must outlive it (tests, fuzzing). */
+/* As pkv_gguf_open, and of one shard of several (NAME-00002-of-00003.gguf) all of them: keys of
+   the first, tensors of all. */
+pkv_status pkv_gguf_open_whole(pkv_gguf **out, const char *path, const pkv_allocator *allocator,
+                               pkv_error *err);
+/* pkv_gguf_open over bytes in memory, which must outlive it (tests, fuzzing). */
 pkv_status pkv_gguf_open_memory(pkv_gguf **out, const void *bytes, size_t size,
                                 const pkv_allocator *allocator, pkv_error *err);
 void pkv_gguf_close(pkv_gguf *gguf); /* NULL is allowed */

@@ -33,7 +33,7 @@ struct pkv_gguf {
   size_t tensor_file_count;
   void *extra; /* names and tensors that no file has */
   size_t extra_bytes;
-  bool folder;
+  bool folder, joined; /* joined: the table holds all shards */
   uint32_t version, alignment;
   pkv_gguf_value *values;
   pkv_gguf_tensor *tensors;

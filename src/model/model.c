@@ -72,7 +72,7 @@ static pkv_status open_any(pkv_model **out, const char *path, const void *bytes,
   else if (pkv_is_folder(path))
     status = pkv_folder_open(&m->gguf, path, options->tokenizer_only != 0, &allocator, err);
   else
-    status = pkv_gguf_open(&m->gguf, path, &allocator, err);
+    status = pkv_gguf_open_whole(&m->gguf, path, &allocator, err);
   if (status == PKV_OK) status = open_parts(m, options, err);
   if (status != PKV_OK) {
     pkv_model_close(m);

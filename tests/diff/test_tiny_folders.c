@@ -17,6 +17,7 @@
 #include "base/text.h"
 #include "support/engine_drive.h"
 #include "support/forward_runner.h"
+#include "support/test_alloc.h"
 
 #define FOLDERS PKV_SOURCE_DIR "/tests/data/tiny_folders/"
 #define VOCAB   40
@@ -106,6 +107,89 @@ static void test_folders(void **state) {
 static void test_gguf(void **state) {
   (void)state;
   every_case(".gguf");
+}
+
+/* Whichever shard is named, all are read. */
+static void test_gguf_shards(void **state) {
+  (void)state;
+  for (int i = 1; i <= 3; i++) {
+    char suffix[32];
+    (void)snprintf(suffix, sizeof suffix, "-%05d-of-00003.gguf", i);
+    const double part = run_model("qwen3", suffix, PKV_ISA_AUTO, 5);
+    if (!(part <= 2e-5)) fail_msg("shard %d: largest difference %.3g", i, part);
+  }
+}
+
+static void copy_file(const char *from, const char *to) {
+  pkv_buffer bytes;
+  pkv_buffer_init(&bytes, 1 << 20, NULL);
+  assert_int_equal(pkv_buffer_read_file(&bytes, from, NULL), PKV_OK);
+  FILE *file = fopen(to, "wb");
+  assert_non_null(file);
+  assert_int_equal(fwrite(bytes.data, 1, bytes.size, file), bytes.size);
+  (void)fclose(file);
+  pkv_buffer_deinit(&bytes);
+}
+
+/* Opens shard 1 of copies; each path is where shard i + 1 comes from, NULL = it is missing. */
+static void refuse_shards(const char *const from[3], const char *part) {
+  static const char to[] = PKV_BINARY_DIR "/shards-%05d-of-00003.gguf";
+  char path[512];
+  pkv_model *model = NULL;
+  pkv_error err = {0};
+  for (int i = 0; i < 3; i++) {
+    (void)snprintf(path, sizeof path, to, i + 1);
+    (void)remove(path);
+    if (from[i]) copy_file(from[i], path);
+  }
+  (void)snprintf(path, sizeof path, to, 1);
+  assert_int_not_equal(pkv_model_open(&model, path, NULL, &err), PKV_OK);
+  if (strstr(err.text, part) == NULL) fail_msg("\"%s\", expected \"%s\"", err.text, part);
+  for (int i = 0; i < 3; i++) {
+    (void)snprintf(path, sizeof path, to, i + 1);
+    (void)remove(path);
+  }
+}
+
+static void test_wrong_shards(void **state) {
+  static const char one[] = FOLDERS "qwen3-00001-of-00003.gguf";
+  static const char two[] = FOLDERS "qwen3-00002-of-00003.gguf";
+  static const char three[] = FOLDERS "qwen3-00003-of-00003.gguf";
+  static const char whole[] = FOLDERS "qwen3.gguf";
+  const char *const lists[][3] = {{one, two, NULL},  {one, three, two}, {one, whole, three},
+                                  {two, one, three}, {one, one, three}, {one, NULL, three}};
+  const char *const parts[] = {"shard 3 of 3: cannot open",
+                               "shard 2 of 3 by its name says that it is 3 of 3",
+                               "shard 2 of 3 by its name says that it is 1 of 1",
+                               "shard 1 of 3 by its name says that it is 2 of 3",
+                               "shard 2 of 3 by its name says that it is 1 of 3",
+                               "shard 2 of 3: cannot open"};
+  pkv_model *model = NULL;
+  pkv_error err = {0};
+  (void)state;
+  for (size_t i = 0; i < 6; i++)
+    refuse_shards(lists[i], parts[i]);
+  copy_file(one, PKV_BINARY_DIR "/shard_without_number.gguf");
+  const pkv_status status =
+      pkv_model_open(&model, PKV_BINARY_DIR "/shard_without_number.gguf", NULL, &err);
+  (void)remove(PKV_BINARY_DIR "/shard_without_number.gguf");
+  assert_int_equal(status, PKV_E_FORMAT);
+  assert_non_null(strstr(err.text, "file is shard 1 of 3"));
+}
+
+static pkv_status open_shards(void *ctx, const pkv_allocator *allocator) {
+  pkv_model *model = NULL;
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  options.allocator = allocator;
+  const pkv_status status = pkv_model_open(&model, ctx, &options, NULL);
+  pkv_model_close(model);
+  return status;
+}
+
+static void test_no_memory(void **state) {
+  char path[] = FOLDERS "qwen3-00002-of-00003.gguf";
+  (void)state;
+  print_message("%d allocations\n", (int)test_alloc_torture(open_shards, path));
 }
 
 /* ---- through the engine ---- */
@@ -216,7 +300,11 @@ static void test_engine_beside_others(void **state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_folders), cmocka_unit_test(test_gguf),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_folders),
+                                     cmocka_unit_test(test_gguf),
+                                     cmocka_unit_test(test_gguf_shards),
+                                     cmocka_unit_test(test_wrong_shards),
+                                     cmocka_unit_test(test_no_memory),
                                      cmocka_unit_test(test_engine_scores),
                                      cmocka_unit_test(test_engine_beside_others)};
   return cmocka_run_group_tests(tests, NULL, NULL);

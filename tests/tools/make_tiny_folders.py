@@ -9,7 +9,7 @@ Needs numpy, safetensors and gguf (to write), or torch and transformers (to comp
 the files and need nothing. A case is a folder tests/data/tiny_folders/<case> (config.json, weights)
 with expected.f32: the logits of every token of the sequence ids(case), computed here in float64 by
 a plain reading of the family's definition, float32, little-endian, [TOKENS, VOCAB]. <case>.gguf is
-the same model with GGUF's keys and names.
+the same model with GGUF's keys and names, qwen3-00001-of-00003.gguf and so on one in shards.
 
 Weights are multiples of 1/64, norms of 1/128: exact in bf16, f16 and f32.
 """
@@ -258,12 +258,13 @@ def adjacent(x, heads):
     return x.reshape((heads, dim) + x.shape[1:])[:, order].reshape(x.shape)
 
 
-def write_gguf(case):
+def write_gguf(case, shards=False):
     import gguf
     c = config_of(case)
     arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(c["model_type"], c["model_type"])
     dim = c.get("head_dim", c["hidden_size"] // c["num_attention_heads"])
-    out = gguf.GGUFWriter(os.path.join(ROOT, case + ".gguf"), arch)
+    out = gguf.GGUFWriter(os.path.join(ROOT, case + ".gguf"), arch,
+                          split_max_tensors=9 if shards else 0)
     out.add_block_count(c["num_hidden_layers"])
     out.add_embedding_length(c["hidden_size"])
     out.add_feed_forward_length(c["intermediate_size"])
@@ -344,6 +345,7 @@ def main():
         write_gguf(case)
         with open(os.path.join(ROOT, case, "expected.f32"), "wb") as f:
             f.write(logits(case).astype("<f4").tobytes())
+    write_gguf("qwen3", shards=True)
     return 0
 
 
