@@ -101,6 +101,14 @@ static pkv_status load(pkv_gguf **out, folder *f, bool tokenizer_only, pkv_error
   return tokenizer_only ? PKV_OK : pkv_folder_bind(*out, f->path, &f->parsed, err);
 }
 
+static void folder_deinit(folder *f) {
+  pkv_meta_deinit(&f->meta);
+  json_decref(f->config);
+  json_decref(f->generation);
+  json_decref(f->tokenizer);
+  json_decref(f->tokenizer_config);
+}
+
 pkv_status pkv_folder_open(pkv_gguf **out, const char *path, bool tokenizer_only,
                            const pkv_allocator *allocator, pkv_error *err) {
   folder f = {.path = path};
@@ -108,14 +116,35 @@ pkv_status pkv_folder_open(pkv_gguf **out, const char *path, bool tokenizer_only
   f.allocator = pkv_allocator_or_default(allocator);
   pkv_meta_init(&f.meta, &f.allocator);
   const pkv_status status = load(out, &f, tokenizer_only, err);
-  pkv_meta_deinit(&f.meta);
-  json_decref(f.config);
-  json_decref(f.generation);
-  json_decref(f.tokenizer);
-  json_decref(f.tokenizer_config);
+  folder_deinit(&f);
   if (status != PKV_OK) {
     pkv_gguf_close(*out);
     *out = NULL;
   }
+  return status;
+}
+
+static pkv_status load_memory(pkv_gguf **out, folder *f, const char *config, const char *tokenizer,
+                              size_t bytes, pkv_error *err) {
+  if (config) {
+    PKV_TRY(pkv_json_parse(&f->config, "config.json", config, bytes, err));
+    PKV_TRY(pkv_folder_read_config(&f->parsed, &f->meta, f->config, NULL, err));
+  } else {
+    PKV_TRY(pkv_json_parse(&f->tokenizer, "tokenizer.json", tokenizer, bytes, err));
+    PKV_TRY(pkv_folder_read_tokenizer(&f->meta, f->tokenizer, 0, &f->allocator, err));
+  }
+  PKV_TRY(pkv_meta_finish(out, &f->meta, &f->allocator, err));
+  (*out)->folder = true;
+  return PKV_OK;
+}
+
+pkv_status pkv_folder_open_memory(pkv_gguf **out, const char *config, const char *tokenizer,
+                                  size_t bytes, const pkv_allocator *allocator, pkv_error *err) {
+  folder f = {.path = ""};
+  *out = NULL;
+  f.allocator = pkv_allocator_or_default(allocator);
+  pkv_meta_init(&f.meta, &f.allocator);
+  const pkv_status status = load_memory(out, &f, config, tokenizer, bytes, err);
+  folder_deinit(&f);
   return status;
 }

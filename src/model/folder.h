@@ -20,4 +20,9 @@ bool pkv_is_folder(const char *path);
 pkv_status pkv_folder_open(pkv_gguf **out, const char *path, bool tokenizer_only,
                            const pkv_allocator *allocator, pkv_error *err);
 
+/* The keys that config.json, or tokenizer.json where config is NULL, becomes: no tensors (tests,
+   fuzzing). */
+pkv_status pkv_folder_open_memory(pkv_gguf **out, const char *config, const char *tokenizer,
+                                  size_t bytes, const pkv_allocator *allocator, pkv_error *err);
+
 #endif
