@@ -1,3 +1,18 @@
+# The server's page as bytes in a C file.
+function(pkv_page_source out)
+  set(page ${PROJECT_SOURCE_DIR}/src/server/dashboard.html)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${page})
+  file(READ ${page} hex HEX)
+  string(REGEX REPLACE "(................................................)" "\\1\n" hex "${hex}")
+  string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," hex "${hex}")
+  set(source ${PROJECT_BINARY_DIR}/dashboard_page.c)
+  file(CONFIGURE OUTPUT ${source} CONTENT
+    "#include \"server/dashboard_page.h\"\n
+const unsigned char pkv_dashboard_page[] = {\n@hex@\n};
+const size_t pkv_dashboard_page_bytes = sizeof pkv_dashboard_page;\n" @ONLY)
+  set(${out} ${source} PARENT_SCOPE)
+endfunction()
+
 # A room is a folder of src/; its files are found, so that a new file needs no line here.
 function(pkv_room_sources out)
   set(sources)
@@ -8,6 +23,10 @@ function(pkv_room_sources out)
     endif()
     file(GLOB found CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.c)
     list(APPEND sources ${found})
+    if(room STREQUAL "server")
+      pkv_page_source(found)
+      list(APPEND sources ${found})
+    endif()
     if(room STREQUAL "cuda")
       file(GLOB found CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/${folder}/*.cu)
       list(APPEND sources ${found})

@@ -8,14 +8,20 @@
 #include "server/serve.h"
 
 typedef struct serve_options {
-  const char *host, *name, *key_file;
+  const char *host, *name, *key_file, *keys, *cors;
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
-  int32_t header_s, body_s, idle_s, stall_s, drain_s;
+  int32_t header_s, body_s, idle_s, stall_s, drain_s, progress_s;
+  int32_t order, admission, beside, no_cache, shared_cache;
   int64_t cache, max_body;
 } serve_options;
 
 static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
 static const char *const activation_names[] = {"i8", "f32", NULL};
+
+/* As pkv_sched_order and pkv_sched_policy count them. */
+static const char *const orders[] = {"tree", "fcfs", "priority", "cht", "lpm", "dfs-weight", NULL};
+static const char *const admissions[] = {"always",   "static", "static-chain", "ucb", "q-learning",
+                                         "marginal", NULL};
 
 static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, host, 0, "host", "ADDRESS", "127.0.0.1", "address to listen on"),
@@ -23,7 +29,11 @@ static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, name, 0, "name", "TEXT", NULL,
              "the model's name for clients; by default the file's"),
     PKV_TEXT(serve_options, key_file, 0, "api-key-file", "FILE", NULL,
-             "keys, one a line: all but /health then needs one of them"),
+             "keys, one a line: all but / and /health then needs one of them"),
+    PKV_TEXT(serve_options, keys, 0, "api-keys", "LIST", NULL,
+             "keys, separated by commas; as PKV_SERVE_API_KEYS others do not see them"),
+    PKV_TEXT(serve_options, cors, 0, "cors", "LIST", NULL,
+             "origins whose pages may ask, separated by commas"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(serve_options, activations, 0, "activations", activation_names, "i8",
@@ -34,6 +44,14 @@ static const pkv_option options_table[] = {
             "tokens the KV cache holds, 0 = the longest sequence"),
     PKV_INT(serve_options, page, 0, "page", "N", "16", 1, 1024, "tokens in a cache page"),
     PKV_INT(serve_options, chunk, 0, "chunk", "N", "512", 1, 65536, "prompt tokens in a step"),
+    PKV_INT(serve_options, beside, 0, "chunk-beside", "N", "0", 0, 65536,
+            "prompt tokens in a step while others decode, 0 = as --chunk"),
+    PKV_CHOICE(serve_options, order, 0, "order", orders, "fcfs", "who is admitted next"),
+    PKV_CHOICE(serve_options, admission, 0, "admission", admissions, "always",
+               "when to stop admitting"),
+    PKV_FLAG(serve_options, no_cache, 0, "no-prefix-cache", "keep no pages of requests that ended"),
+    PKV_FLAG(serve_options, shared_cache, 0, "share-between-keys",
+             "clients with different keys share cached prefixes"),
     PKV_INT(serve_options, rows, 0, "rows", "N", "32", 1, 4096, "requests in the batch at once"),
     PKV_INT(serve_options, requests, 0, "requests", "N", "256", 1, 65536,
             "requests that run or wait; more are answered 503"),
@@ -50,18 +68,29 @@ static const pkv_option options_table[] = {
             "for a client that does not read its answer"),
     PKV_INT(serve_options, drain_s, 0, "drain-timeout", "S", "30", 0, 3600,
             "for running requests after SIGTERM"),
+    PKV_INT(serve_options, progress_s, 0, "progress-timeout", "S", "60", 1, 3600,
+            "without a step while there is work: /ready says no"),
 };
 
 typedef struct serve_state {
   const pkv_cli *cli;
   const char *host;
+  pkv_model *model;
 } serve_state;
 
-static void on_ready(void *user, int32_t port) {
+static void on_listening(void *user, int32_t port) {
   const serve_state *const s = user;
   const bool v6 = strchr(s->host, ':') != NULL;
   pkv_cli_error(s->cli, "listening on http://%s%s%s:%d", v6 ? "[" : "", s->host, v6 ? "]" : "",
                 (int)port);
+}
+
+static pkv_status load(void *user, pkv_model **out, pkv_error *err) {
+  serve_state *const s = user;
+  const pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  const pkv_status status = pkv_model_open_named(&s->model, s->cli->operands[0], &options, err);
+  *out = s->model;
+  return status;
 }
 
 /* The file's name without its folders and ending, into name[bytes]; "model" if it is no UTF-8. */
@@ -73,52 +102,70 @@ static void name_of_file(char *name, size_t bytes, const char *path) {
   if (name[0] == '\0' || !pkv_utf8_valid(name, strlen(name))) (void)snprintf(name, bytes, "model");
 }
 
+static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
+  *engine = (pkv_engine_options)PKV_ENGINE_OPTIONS_INIT;
+  engine->threads = o->threads;
+  engine->kv_dtype = (pkv_dtype)o->kv_dtype;
+  engine->activations = (pkv_activations)o->activations;
+  engine->max_seq_len = o->ctx;
+  engine->cache_tokens = o->cache;
+  engine->page_tokens = o->page;
+  engine->prefill_chunk = o->chunk;
+  engine->max_rows = o->rows;
+  engine->max_requests = o->requests;
+  engine->route_stats = 1;
+  engine->order = (pkv_sched_order)o->order;
+  engine->admission = (pkv_sched_policy)o->admission;
+  engine->prefill_beside = o->beside;
+  engine->prefix_cache = !o->no_cache;
+}
+
+static void fill_limits(pkv_serve_options *options, const serve_options *o) {
+  options->max_body = o->max_body;
+  options->max_connections = o->connections;
+  options->header_s = o->header_s;
+  options->body_s = o->body_s;
+  options->idle_s = o->idle_s;
+  options->stall_s = o->stall_s;
+  options->drain_s = o->drain_s;
+  options->progress_s = o->progress_s;
+}
+
 static int run(const pkv_cli *cli, const void *opaque) {
   const serve_options *const o = opaque;
-  const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
   pkv_serve_options options;
-  pkv_model *model = NULL;
   pkv_error err = {PKV_OK, "", ""};
   char name[256];
-  serve_state state = {cli, o->host};
+  serve_state state = {cli, o->host, NULL};
   name_of_file(name, sizeof name, cli->operands[0]);
   if (o->name != NULL && (o->name[0] == '\0' || !pkv_utf8_valid(o->name, strlen(o->name))))
     return pkv_cli_usage(cli, "--name must be some text in UTF-8");
   memset(&options, 0, sizeof options);
-  options.engine = (pkv_engine_options)PKV_ENGINE_OPTIONS_INIT;
-  options.engine.threads = o->threads;
-  options.engine.kv_dtype = (pkv_dtype)o->kv_dtype;
-  options.engine.activations = (pkv_activations)o->activations;
-  options.engine.max_seq_len = o->ctx;
-  options.engine.cache_tokens = o->cache;
-  options.engine.page_tokens = o->page;
-  options.engine.prefill_chunk = o->chunk;
-  options.engine.max_rows = o->rows;
-  options.engine.max_requests = o->requests;
+  fill_engine(&options.engine, o);
+  fill_limits(&options, o);
   options.host = o->host;
   options.port = o->port;
   options.name = o->name != NULL ? o->name : name;
   options.key_file = o->key_file;
-  options.max_body = o->max_body;
-  options.max_connections = o->connections;
-  options.header_s = o->header_s;
-  options.body_s = o->body_s;
-  options.idle_s = o->idle_s;
-  options.stall_s = o->stall_s;
-  options.drain_s = o->drain_s;
-  options.ready = on_ready;
+  options.keys = o->keys;
+  options.origins = o->cors;
+  options.shared_cache = o->shared_cache != 0;
+  options.load = load;
+  options.listening = on_listening;
   options.user = &state;
-  pkv_status status = pkv_model_open_named(&model, cli->operands[0], &model_options, &err);
-  if (status == PKV_OK) status = pkv_serve(&options, model, &err);
-  pkv_model_close(model);
+  const pkv_status status = pkv_serve(&options, &err);
+  pkv_model_close(state.model);
   return status == PKV_OK ? PKV_EXIT_OK : pkv_cli_fail(cli, &err);
 }
 
 const pkv_command pkv_command_serve = {
     .name = "serve",
     .summary = "Serve a model over HTTP",
-    .details = "Answers GET /health, /v1/models and /metrics, and POST /v1/completions and "
-               "/v1/chat/completions as OpenAI's clients expect them, streamed or whole. Listens "
+    .details = "Answers GET /health, /ready, /metrics, /v1/models, /props and /slots, and POST "
+               "/v1/completions, /v1/chat/completions, /completion, /tokenize, /detokenize and "
+               "/apply-template as the clients of OpenAI and llama-server expect them; / is a "
+               "page that shows what it does. The port is open before the model is loaded: /ready "
+               "says when it is. Listens "
                "on this machine alone unless --host says more; there is no TLS, so anything more "
                "belongs behind a proxy.\n\nSIGTERM or SIGINT: no more requests are "
                "taken, and those that run are finished; a second one cancels them.",

@@ -41,6 +41,12 @@ pkv_status pkv_answer_token(pkv_answer *answer, const pkv_stops *stops, int32_t 
   return PKV_OK;
 }
 
+pkv_status pkv_answer_prompt(pkv_answer *answer, int32_t token, pkv_error *err) {
+  PKV_TRY(pkv_text_stream_token(&answer->stream, token, err));
+  answer->ready = answer->stream.text.size;
+  return PKV_OK;
+}
+
 pkv_status pkv_answer_end(pkv_answer *answer, const pkv_stops *stops, pkv_error *err) {
   if (answer->stopped) return PKV_OK;
   PKV_TRY(pkv_text_stream_end(&answer->stream, err));

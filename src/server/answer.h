@@ -8,14 +8,12 @@
 
 #include "server/text_stream.h"
 
-#define PKV_MAX_STOPS  16
-#define PKV_STOP_BYTES 256
 /* An answer ends with an error beyond this. */
 #define PKV_ANSWER_BYTES ((size_t)16 << 20)
 
 typedef struct pkv_stops {
   int32_t count;
-  char text[PKV_MAX_STOPS][PKV_STOP_BYTES + 1]; /* none is empty */
+  char text[PKV_MAX_STOPS][PKV_MAX_STOP_BYTES + 1]; /* none is empty */
 } pkv_stops;
 
 typedef struct pkv_answer {
@@ -29,6 +27,8 @@ void pkv_answer_deinit(pkv_answer *answer);
 /* Adds a token. After `stopped` is set, nothing more is added. */
 pkv_status pkv_answer_token(pkv_answer *answer, const pkv_stops *stops, int32_t token,
                             pkv_error *err);
+/* Adds a token of an echoed prompt: its text is ready at once, and no stop string is looked for. */
+pkv_status pkv_answer_prompt(pkv_answer *answer, int32_t token, pkv_error *err);
 /* Nothing more comes: all text is ready. */
 pkv_status pkv_answer_end(pkv_answer *answer, const pkv_stops *stops, pkv_error *err);
 /* What has become ready since the last call; valid until the answer changes. */

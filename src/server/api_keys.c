@@ -38,12 +38,34 @@ static pkv_status take_lines(pkv_api_keys *out, const pkv_buffer *text, const ch
   return PKV_OK;
 }
 
-pkv_status pkv_api_keys_read(pkv_api_keys *out, const char *path, pkv_error *err) {
+static pkv_status make_room(pkv_api_keys *keys, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
+  keys->count = 0;
+  keys->keys = pkv_alloc_zeroed(&a, PKV_MAX_KEYS, PKV_KEY_BYTES);
+  PKV_CHECK(err, keys->keys != NULL, PKV_E_NOMEM, "no memory for keys");
+  return PKV_OK;
+}
+
+pkv_status pkv_api_keys_add(pkv_api_keys *keys, const char *list, pkv_error *err) {
+  int number = 1;
+  if (keys->keys == NULL) PKV_TRY(make_room(keys, err));
+  for (const char *at = list; *at != '\0'; number++) {
+    const size_t bytes = strcspn(at, ",");
+    PKV_CHECK(err, bytes > 0 && is_key(at, bytes), PKV_E_FORMAT,
+              "key %d of the list is none (1 to %d characters of ASCII, no blanks)", number,
+              PKV_KEY_BYTES - 1);
+    PKV_CHECK(err, keys->count < PKV_MAX_KEYS, PKV_E_LIMIT, "there are more than %d keys",
+              PKV_MAX_KEYS);
+    memcpy(keys->keys[keys->count++], at, bytes);
+    at += bytes + (at[bytes] == ',');
+  }
+  PKV_CHECK(err, keys->count > 0, PKV_E_FORMAT, "there is no key in the list");
+  return PKV_OK;
+}
+
+pkv_status pkv_api_keys_read(pkv_api_keys *out, const char *path, pkv_error *err) {
   pkv_buffer text;
-  out->count = 0;
-  out->keys = pkv_alloc_zeroed(&a, PKV_MAX_KEYS, PKV_KEY_BYTES);
-  PKV_CHECK(err, out->keys != NULL, PKV_E_NOMEM, "no memory for keys");
+  PKV_TRY(make_room(out, err));
   pkv_buffer_init(&text, FILE_BYTES, NULL);
   pkv_status status = pkv_buffer_read_file(&text, path, err);
   if (status == PKV_OK) status = take_lines(out, &text, path, err);
@@ -58,20 +80,21 @@ void pkv_api_keys_free(pkv_api_keys *keys) {
   *keys = (pkv_api_keys){0, NULL};
 }
 
-bool pkv_api_keys_allow(const pkv_api_keys *keys, const char *header) {
+int32_t pkv_api_keys_find(const pkv_api_keys *keys, const char *header) {
   static const char scheme[] = "Bearer ";
   char given[PKV_KEY_BYTES] = "";
-  unsigned found = 0;
-  if (keys->count == 0) return true;
-  if (header == NULL || strncasecmp(header, scheme, sizeof scheme - 1) != 0) return false;
+  uint32_t found = 0;
+  if (keys->count == 0) return 0;
+  if (header == NULL || strncasecmp(header, scheme, sizeof scheme - 1) != 0) return -1;
   const size_t bytes = strlen(header + sizeof scheme - 1);
-  if (bytes < 1 || bytes >= sizeof given) return false;
+  if (bytes < 1 || bytes >= sizeof given) return -1;
   memcpy(given, header + sizeof scheme - 1, bytes);
   for (int32_t i = 0; i < keys->count; i++) {
     unsigned differ = 0;
     for (size_t j = 0; j < sizeof given; j++)
       differ |= (unsigned)((unsigned char)given[j] ^ (unsigned char)keys->keys[i][j]);
-    found |= (differ - 1u) >> 31; /* 1 where nothing differs */
+    const uint32_t same = 0u - ((differ - 1u) >> 31); /* all ones where nothing differs */
+    found |= same & (uint32_t)(i + 1);
   }
-  return found != 0u;
+  return found != 0u ? (int32_t)found : -1;
 }

@@ -18,8 +18,11 @@ typedef struct pkv_api_keys {
 /* One key a line; blank lines and lines that begin with # are none. E_FORMAT names the line that is
  * none either, or says that there is no key at all. Leaves nothing to free on failure. */
 pkv_status pkv_api_keys_read(pkv_api_keys *out, const char *path, pkv_error *err);
+/* Adds the keys of a list separated by commas. E_FORMAT counts the one that is none. */
+pkv_status pkv_api_keys_add(pkv_api_keys *keys, const char *list, pkv_error *err);
 void pkv_api_keys_free(pkv_api_keys *keys);
-/* `header` is the value of Authorization, or NULL. */
-bool pkv_api_keys_allow(const pkv_api_keys *keys, const char *header);
+/* Which key `header`, the value of Authorization or NULL, has: 1 and up; 0: none are asked for; -1:
+ * it has none. */
+int32_t pkv_api_keys_find(const pkv_api_keys *keys, const char *header);
 
 #endif

@@ -1,17 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The body of a completion request, checked field by field before anything is made of it. Fields
- * that this server has no meaning for are ignored, as other servers do; fields it knows but cannot
- * serve are refused unless they ask for what happens anyway.
+ * The body of a request, checked field by field before anything is made of it. Fields that this
+ * server has no meaning for are ignored, as other servers do; fields it knows but cannot serve are
+ * refused unless they ask for what happens anyway.
  */
 #ifndef PKV_SERVER_API_REQUEST_H
 #define PKV_SERVER_API_REQUEST_H
 
 #include "server/engine_loop.h"
 
+/* Whose interface a request speaks. */
+typedef enum pkv_api_kind {
+  PKV_API_COMPLETIONS, /* /v1/completions */
+  PKV_API_CHAT,        /* /v1/chat/completions */
+  PKV_API_LLAMA        /* llama-server's /completion */
+} pkv_api_kind;
+
 typedef struct pkv_api_request {
-  bool chat, stream, include_usage;
-  pkv_job_spec job;
+  pkv_api_kind kind;
+  bool stream, include_usage, logprobs;
+  int32_t prompt_count;
+  pkv_tokens prompts[PKV_CHOICES];
+  pkv_job_spec job; /* of each prompt; its own `prompt` is unused */
 } pkv_api_request;
 
 /* What is answered instead. The message never holds a byte of the request. */
@@ -27,10 +37,11 @@ bool pkv_api_refuse(pkv_api_error *error, int http, const char *code, const char
                     const char *format, ...) __attribute__((format(printf, 5, 6)));
 
 /*
- * Reads body[bytes] into *out, prompt tokenized; `longest` is the longest sequence of the engine.
- * On success the prompt is the caller's to free; on failure nothing is.
+ * Reads body[bytes] into *out, prompts tokenized; `longest` is the longest sequence of the engine.
+ * On success the prompts are the caller's to free; on failure nothing is.
  */
 bool pkv_api_read(pkv_api_request *out, pkv_api_error *error, const pkv_model *model,
-                  int32_t longest, bool chat, const char *body, size_t bytes);
+                  int32_t longest, pkv_api_kind kind, const char *body, size_t bytes);
+void pkv_api_free(pkv_api_request *request);
 
 #endif

@@ -1,229 +1,324 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* The engine's thread: it loads the model, then takes jobs, steps, and ends them. */
 #include "server/engine_loop.h"
 
-#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "server/loop_parts.h"
 
 /* So many failed steps in a row, and the engine counts as broken. */
 #define FAILED_STEPS 3
 
-struct pkv_job {
-  /* fixed once submitted */
-  pkv_tokens prompt;
-  pkv_request request;
-  pkv_stops stops;
-  /* the engine thread's */
-  pkv_answer answer;
-  int64_t id;
-  int32_t sampled;
-  pkv_finish ended; /* what the job ends with, also where the engine says cancelled later */
-  pkv_status status;
-  /* under the lock */
-  pkv_job *next; /* in the inbox, then among the active */
-  pkv_buffer text;
-  pkv_job_state state;
-  bool news, left, cancel, cancelled;
-};
-
-struct pkv_loop {
-  const pkv_model *model;
-  pkv_engine *engine; /* the thread's, once it runs */
-  pkv_event *events;
-  size_t event_count;
-  int wake_fd;
-  int32_t max_jobs;
-  pthread_t thread;
-  pthread_mutex_t lock;
-  pthread_cond_t work; /* something for the thread */
-  pkv_job *inbox, **inbox_end;
-  pkv_job *active; /* the thread's list; `next` is its own while a job is in it */
-  bool quit;
-  bool cancels; /* some job has `cancel` set and not `cancelled` */
-  pkv_loop_counters counters;
-};
-
-static void free_job(pkv_job *job) {
-  const pkv_allocator a = pkv_allocator_default();
-  pkv_answer_deinit(&job->answer);
-  pkv_buffer_deinit(&job->text);
-  pkv_tokens_free(&job->prompt);
-  pkv_free(&a, job, sizeof *job);
-}
-
 static void wake(const pkv_loop *loop) {
   const uint64_t one = 1;
   /* It fails only when the counter is full, and then the reader is woken already. */
-  const ssize_t written = write(loop->wake_fd, &one, sizeof one);
+  const ssize_t written = write(loop->options.wake_fd, &one, sizeof one);
   (void)written;
 }
 
+/* --- one choice ---------------------------------------------------------------------------- */
+
+/* Appends the records whose text is ready, all of them where `last`, but none past the end. */
+static pkv_status move_records(pkv_job_choice *c, bool last) {
+  const size_t size = sizeof(pkv_token_record);
+  const pkv_token_record *const all = (const void *)c->records.data;
+  const size_t count = c->records.size / size;
+  size_t moved = 0;
+  while (moved < count && (all[moved].text_at < c->answer.ready || (last && !c->answer.stopped)))
+    moved++;
+  if (moved == 0) return PKV_OK;
+  PKV_TRY(pkv_buffer_append(&c->piece.records, all, moved * size, NULL));
+  c->records.size -= moved * size;
+  memmove(c->records.data, c->records.data + moved * size, c->records.size);
+  return PKV_OK;
+}
+
 /* Puts what is ready where the other thread finds it. */
-static void publish(pkv_loop *loop, pkv_job *job) {
+static void publish(pkv_loop *loop, pkv_job_choice *c, bool last) {
   size_t bytes = 0;
-  const char *const text = pkv_answer_take(&job->answer, &bytes);
+  const char *const text = pkv_answer_take(&c->answer, &bytes);
+  pkv_job *const job = c->job;
   (void)pthread_mutex_lock(&loop->lock);
-  if (bytes > 0 && !job->left) {
-    const pkv_status status = pkv_buffer_append(&job->text, text, bytes, NULL);
-    if (status != PKV_OK && job->ended == PKV_FINISH_NONE) {
-      job->ended = PKV_FINISH_ERROR;
-      job->status = status;
-      job->cancel = loop->cancels = true;
+  if (!job->left) {
+    pkv_status status = PKV_OK;
+    if (bytes > 0) status = pkv_buffer_append(&c->piece.text, text, bytes, NULL);
+    if (status == PKV_OK) status = move_records(c, last);
+    if (status != PKV_OK && c->ended == PKV_FINISH_NONE) {
+      c->ended = PKV_FINISH_ERROR;
+      c->status = status;
     }
-    job->news = true;
+    job->news = job->news || bytes > 0 || c->piece.records.size > 0;
   }
-  job->state.generated = job->sampled;
+  c->state.generated = c->sampled;
   (void)pthread_mutex_unlock(&loop->lock);
 }
 
-/* The one end of every job: takes it from the active ones, and frees it if nobody waits. */
-static void end_job(pkv_loop *loop, pkv_job *job) {
-  pkv_job **at = &loop->active;
-  while (*at != NULL && *at != job)
-    at = &(*at)->next;
-  if (*at == job) *at = job->next;
+/* Under the lock. */
+static void count_end(pkv_loop *loop, const pkv_job_choice *c) {
+  pkv_histograms *const h = &loop->counters.times;
+  const pkv_choice_state *const s = &c->state;
+  const int64_t now = pkv_clock_ns();
+  if (c->ended != PKV_FINISH_STOP && c->ended != PKV_FINISH_LENGTH) return;
+  pkv_histogram_add(h, PKV_MEASURE_E2E, (double)(now - s->arrived_ns) * 1e-9);
+  pkv_histogram_add(h, PKV_MEASURE_GENERATION_TOKENS, (double)c->sampled);
+  if (c->sampled > 1) {
+    const double decode = (double)(s->last_ns - s->first_ns) * 1e-9;
+    pkv_histogram_add(h, PKV_MEASURE_DECODE, decode);
+    pkv_histogram_add(h, PKV_MEASURE_TPOT, decode / (double)(c->sampled - 1));
+  }
+}
+
+/* The one end of every choice; its job goes from the active ones with the last, and is freed if
+ * nobody waits for it. */
+static void end_choice(pkv_loop *loop, pkv_job_choice *c) {
+  pkv_job *const job = c->job;
   (void)pthread_mutex_lock(&loop->lock);
-  job->state.done = job->news = true;
-  job->state.finish = job->ended;
-  job->state.status = job->status;
+  count_end(loop, c);
+  c->state.done = job->news = true;
+  c->state.finish = c->ended;
+  c->state.status = c->status;
+  c->state.stop = c->stop;
   loop->counters.live--;
-  loop->counters.finished[job->ended]++;
-  const bool left = job->left;
+  loop->counters.finished[c->ended]++;
+  const bool last = --job->left_choices == 0, left = job->left;
+  if (last) {
+    if (left)
+      pkv_histogram_add(&loop->counters.times, PKV_MEASURE_CANCEL_STEPS,
+                        (double)(loop->steps_begun - job->left_step));
+    *job->at = job->next;
+    if (job->next != NULL) job->next->at = job->at;
+  }
   (void)pthread_mutex_unlock(&loop->lock);
-  if (left) free_job(job);
+  if (last && left) pkv_job_free(job);
 }
 
-static void fail_job(pkv_loop *loop, pkv_job *job, pkv_status status) {
-  job->ended = PKV_FINISH_ERROR;
-  job->status = status;
-  end_job(loop, job);
-  wake(loop);
+static void fail_choice(pkv_loop *loop, pkv_job_choice *c, pkv_status status) {
+  c->ended = PKV_FINISH_ERROR;
+  c->status = status;
+  end_choice(loop, c);
+}
+
+static pkv_status add_record(pkv_job_choice *c, const pkv_event *event) {
+  pkv_token_record record;
+  memset(&record, 0, sizeof record);
+  record.token = event->token;
+  record.from_prompt = event->from_prompt;
+  record.logprob = event->logprob;
+  record.top_count = event->top_count;
+  record.text_at = c->answer.stream.text.size;
+  for (int32_t i = 0; i < event->top_count && i < PKV_MAX_TOP_LOGPROBS; i++)
+    record.top[i] = event->top[i];
+  return pkv_buffer_append(&c->records, &record, sizeof record, NULL);
+}
+
+static void count_token(pkv_loop *loop, pkv_job_choice *c, int32_t cached) {
+  const int64_t now = pkv_clock_ns();
+  (void)pthread_mutex_lock(&loop->lock);
+  pkv_histograms *const h = &loop->counters.times;
+  pkv_choice_state *const s = &c->state;
+  if (s->first_ns == 0) {
+    s->first_ns = now;
+    pkv_histogram_add(h, PKV_MEASURE_TTFT, (double)(now - s->arrived_ns) * 1e-9);
+  } else {
+    pkv_histogram_add(h, PKV_MEASURE_ITL, (double)(now - s->last_ns) * 1e-9);
+  }
+  s->last_ns = now;
+  s->cached_tokens = cached;
+  loop->counters.generated_tokens++;
+  (void)pthread_mutex_unlock(&loop->lock);
+}
+
+/* The token of an event into the answer. */
+static pkv_status take_token(pkv_loop *loop, pkv_job_choice *c, const pkv_event *event) {
+  static const pkv_stops none;
+  const pkv_request *const r = &c->job->request;
+  /* The end token itself is no text of the answer. */
+  const bool text = event->finish != PKV_FINISH_STOP || event->from_prompt || event->stop_bytes > 0;
+  if (!event->from_prompt) {
+    c->sampled++;
+    count_token(loop, c, event->cached_tokens);
+  }
+  if (!text) return PKV_OK;
+  if (r->logprobs || r->top_logprobs > 0) PKV_TRY(add_record(c, event));
+  if (event->from_prompt) return pkv_answer_prompt(&c->answer, event->token, NULL);
+  const bool early = c->sampled < r->min_tokens;
+  return pkv_answer_token(&c->answer, early ? &none : &c->job->stops, event->token, NULL);
 }
 
 static void take_event(pkv_loop *loop, const pkv_event *event) {
   pkv_job *const job = event->user;
+  pkv_job_choice *const c = &job->choices[event->choice];
   pkv_status status = PKV_OK;
-  if (event->token >= 0 && job->ended == PKV_FINISH_NONE) {
-    job->sampled++;
-    /* The end token itself is no text of the answer. */
-    if (event->finish != PKV_FINISH_STOP)
-      status = pkv_answer_token(&job->answer, &job->stops, event->token, NULL);
-  }
+  if (event->token >= 0 && c->ended == PKV_FINISH_NONE) status = take_token(loop, c, event);
   const bool last = event->finish != PKV_FINISH_NONE;
-  if (last && status == PKV_OK) status = pkv_answer_end(&job->answer, &job->stops, NULL);
-  if (job->ended == PKV_FINISH_NONE) {
-    if (status != PKV_OK) {
-      job->ended = PKV_FINISH_ERROR;
-      job->status = status;
-    } else if (job->answer.stopped) {
-      job->ended = PKV_FINISH_STOP;
-    } else if (last) {
-      job->ended = event->finish;
-      if (event->finish == PKV_FINISH_ERROR) job->status = PKV_E_INTERNAL;
-    }
+  if (last && status == PKV_OK) status = pkv_answer_end(&c->answer, &job->stops, NULL);
+  if (last) c->stop = event->stop_index;
+  if (c->ended == PKV_FINISH_NONE && status != PKV_OK) {
+    c->ended = PKV_FINISH_ERROR;
+    c->status = status;
+  } else if (c->ended == PKV_FINISH_NONE && last) {
+    c->ended = event->finish;
+    if (event->finish == PKV_FINISH_ERROR) c->status = PKV_E_INTERNAL;
   }
-  publish(loop, job);
-  if (last) {
-    end_job(loop, job);
-  } else if (job->ended != PKV_FINISH_NONE && !job->cancelled) {
-    job->cancelled = true;
+  publish(loop, c, last);
+  if (last)
+    end_choice(loop, c);
+  else if (c->ended == PKV_FINISH_ERROR)
     pkv_engine_cancel(loop->engine, job->id);
-  }
 }
 
-static void start_jobs(pkv_loop *loop, pkv_job *jobs) {
+/* --- steps --------------------------------------------------------------------------------- */
+
+static void start_job(pkv_loop *loop, pkv_job *job) {
   pkv_error err = {PKV_OK, "", ""};
-  while (jobs != NULL) {
-    pkv_job *const job = jobs;
-    jobs = job->next;
-    job->next = loop->active;
-    loop->active = job;
-    const pkv_status status = pkv_engine_submit(&job->id, loop->engine, &job->request, &err);
-    if (status != PKV_OK) {
-      pkv_log(PKV_LOG_WARN, "server", "the engine refuses a request: %s", err.text);
-      fail_job(loop, job, status);
-    }
-  }
+  const int32_t n = job->n; /* the job may be freed with its last choice */
+  const pkv_status status = pkv_engine_submit(&job->id, loop->engine, &job->request, &err);
+  if (status == PKV_OK) return;
+  pkv_log(PKV_LOG_WARN, "server", "the engine refuses a request: %s", err.text);
+  for (int32_t i = 0; i < n; i++)
+    fail_choice(loop, &job->choices[i], status);
 }
 
 static void cancel_jobs(pkv_loop *loop) {
-  for (pkv_job *job = loop->active; job != NULL; job = job->next) {
+  /* Only this thread takes jobs off the active list. */
+  for (pkv_job *job = loop->active, *next; job != NULL; job = next) {
     (void)pthread_mutex_lock(&loop->lock);
-    const bool now = job->cancel && !job->cancelled;
-    if (now) job->cancelled = true;
+    const bool now = job->cancel;
+    job->cancel = false;
+    next = job->next;
     (void)pthread_mutex_unlock(&loop->lock);
     if (now) pkv_engine_cancel(loop->engine, job->id);
   }
 }
 
-/* One step. False: the engine is given up. */
-static bool step(pkv_loop *loop, int *failures) {
-  pkv_error err = {PKV_OK, "", ""};
+static void count_step(pkv_loop *loop) {
   pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
-  size_t count = 0;
-  const pkv_status status =
-      pkv_engine_step(loop->events, loop->event_count, &count, loop->engine, &err);
-  int64_t tokens = 0;
-  for (size_t i = 0; i < count; i++) {
-    tokens += loop->events[i].token >= 0;
-    take_event(loop, &loop->events[i]);
-  }
   pkv_engine_get_stats(&stats, loop->engine);
   (void)pthread_mutex_lock(&loop->lock);
+  const pkv_engine_stats *const before = &loop->counters.engine;
+  const int64_t rows = stats.decode_tokens - before->decode_tokens;
+  const int64_t tokens = rows + stats.prefill_tokens - before->prefill_tokens;
+  if (rows > 0) pkv_histogram_add(&loop->counters.times, PKV_MEASURE_DECODE_ROWS, (double)rows);
+  if (tokens > 0)
+    pkv_histogram_add(&loop->counters.times, PKV_MEASURE_ITERATION_TOKENS, (double)tokens);
   loop->counters.engine = stats;
-  loop->counters.generated_tokens += tokens;
+  loop->counters.worked_ns = pkv_clock_ns();
   (void)pthread_mutex_unlock(&loop->lock);
+}
+
+/* One step. False: the engine is given up. */
+static bool step(pkv_loop *loop, int *failures, pkv_error *err) {
+  size_t count = 0;
+  (void)pthread_mutex_lock(&loop->lock);
+  loop->steps_begun++;
+  (void)pthread_mutex_unlock(&loop->lock);
+  const pkv_status status =
+      pkv_engine_step(loop->events, loop->event_count, &count, loop->engine, err);
+  count_step(loop);
+  for (size_t i = 0; i < count; i++)
+    take_event(loop, &loop->events[i]);
   if (count > 0) wake(loop);
   *failures = status == PKV_OK ? 0 : *failures + 1;
-  if (status != PKV_OK) pkv_log(PKV_LOG_ERROR, "server", "a step failed: %s", err.text);
+  if (status != PKV_OK) pkv_log(PKV_LOG_ERROR, "server", "a step failed: %s", err->text);
   return *failures < FAILED_STEPS;
 }
 
-/* Waits for work; false: time to end. Hands the inbox over in order. */
-static bool next_work(pkv_loop *loop, pkv_job **jobs, bool *cancels) {
+/* Waits for work; false: time to end. Puts what came among the active; *jobs is the first that is
+ * to be started, and those behind it that have no id yet. */
+static bool next_work(pkv_loop *loop, bool *cancels) {
   (void)pthread_mutex_lock(&loop->lock);
   while (!loop->quit && loop->inbox == NULL && loop->active == NULL)
     (void)pthread_cond_wait(&loop->work, &loop->lock);
   const bool go = !loop->quit;
-  *jobs = loop->inbox;
+  pkv_job *jobs = loop->inbox;
   loop->inbox = NULL;
   loop->inbox_end = &loop->inbox;
   *cancels = loop->cancels;
   loop->cancels = false;
+  pkv_job **end = &loop->active;
+  while (*end != NULL)
+    end = &(*end)->next;
+  *end = jobs;
+  for (pkv_job **at = end; *at != NULL; at = &(*at)->next)
+    (*at)->at = at;
   (void)pthread_mutex_unlock(&loop->lock);
+  for (pkv_job *job = jobs, *next; go && job != NULL; job = next) {
+    next = job->next;
+    start_job(loop, job);
+  }
   return go;
+}
+
+/* --- begin and end ------------------------------------------------------------------------- */
+
+static pkv_status make_engine(pkv_loop *loop, pkv_model **model, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  const pkv_engine_options *const o = &loop->options.engine;
+  PKV_TRY(loop->options.load(loop->options.user, model, err));
+  PKV_TRY(pkv_engine_create(&loop->engine, *model, o, err));
+  const int32_t rows = o->max_rows > 0 ? o->max_rows : 32;
+  const int32_t chunk = o->prefill_chunk > 0 ? o->prefill_chunk : 512;
+  loop->event_count = (size_t)rows + (size_t)chunk;
+  loop->events = pkv_alloc_zeroed(&a, loop->event_count, sizeof *loop->events);
+  PKV_CHECK(err, loop->events != NULL, PKV_E_NOMEM, "no memory for %zu events", loop->event_count);
+  return PKV_OK;
+}
+
+static void set_phase(pkv_loop *loop, pkv_loop_phase phase, pkv_model *model,
+                      const pkv_error *why) {
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  if (loop->engine != NULL) pkv_engine_get_stats(&stats, loop->engine);
+  (void)pthread_mutex_lock(&loop->lock);
+  if (model != NULL) loop->model = model;
+  loop->counters.engine = stats;
+  loop->counters.phase = phase;
+  loop->counters.worked_ns = pkv_clock_ns();
+  if (why != NULL) loop->failure = *why;
+  (void)pthread_mutex_unlock(&loop->lock);
+  wake(loop);
+}
+
+static void fail_all(pkv_loop *loop) {
+  bool cancels;
+  (void)pthread_mutex_lock(&loop->lock);
+  loop->quit = true; /* so that next_work only moves what came meanwhile */
+  (void)pthread_mutex_unlock(&loop->lock);
+  (void)next_work(loop, &cancels);
+  while (loop->active != NULL) {
+    pkv_job *const job = loop->active;
+    for (int32_t i = 0, n = job->n; i < n; i++)
+      if (!job->choices[i].state.done) {
+        const bool last = job->left_choices == 1;
+        fail_choice(loop, &job->choices[i], PKV_E_INTERNAL);
+        if (last) break;
+      }
+  }
 }
 
 static void *engine_thread(void *opaque) {
   pkv_loop *const loop = opaque;
-  pkv_job *jobs = NULL;
+  pkv_error err = {PKV_OK, "", ""};
+  pkv_model *model = NULL;
   bool cancels = false;
   int failures = 0;
-  while (next_work(loop, &jobs, &cancels)) {
-    start_jobs(loop, jobs);
-    jobs = NULL;
+  if (make_engine(loop, &model, &err) != PKV_OK) {
+    set_phase(loop, PKV_LOOP_FAILED, model, &err);
+    return NULL;
+  }
+  set_phase(loop, PKV_LOOP_READY, model, NULL);
+  while (next_work(loop, &cancels)) {
     if (cancels) cancel_jobs(loop);
-    if (loop->active != NULL && !step(loop, &failures)) break;
+    if (loop->active != NULL && !step(loop, &failures, &err)) {
+      set_phase(loop, PKV_LOOP_FAILED, model, &err);
+      break;
+    }
     if (loop->active == NULL) wake(loop);
   }
-  (void)pthread_mutex_lock(&loop->lock);
-  loop->counters.broken = !loop->quit;
-  pkv_job *late = loop->inbox;
-  loop->inbox = NULL;
-  loop->inbox_end = &loop->inbox;
-  (void)pthread_mutex_unlock(&loop->lock);
-  pkv_job *const lists[] = {jobs, late};
-  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
-    for (pkv_job *job = lists[i], *next; job != NULL; job = next) {
-      next = job->next;
-      job->next = loop->active;
-      loop->active = job;
-    }
-  while (loop->active != NULL)
-    fail_job(loop, loop->active, PKV_E_INTERNAL);
+  fail_all(loop);
   wake(loop);
   return NULL;
 }
@@ -237,36 +332,21 @@ static void free_loop(pkv_loop *loop) {
   pkv_free(&a, loop, sizeof *loop);
 }
 
-static pkv_status start(pkv_loop *loop, const pkv_engine_options *options, pkv_error *err) {
-  const pkv_allocator a = pkv_allocator_default();
-  const int32_t rows = options->max_rows > 0 ? options->max_rows : 32;
-  PKV_TRY(pkv_engine_create(&loop->engine, loop->model, options, err));
-  pkv_engine_get_stats(&loop->counters.engine, loop->engine);
-  loop->events = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *loop->events);
-  PKV_CHECK(err, loop->events != NULL, PKV_E_NOMEM, "no memory for %d events", (int)rows);
-  loop->event_count = (size_t)rows;
-  const int failed = pthread_create(&loop->thread, NULL, engine_thread, loop);
-  PKV_CHECK(err, failed == 0, PKV_E_NOMEM, "cannot start the engine's thread: error %d", failed);
-  return PKV_OK;
-}
-
-pkv_status pkv_loop_create(pkv_loop **out, const pkv_model *model,
-                           const pkv_engine_options *options, int wake_fd, pkv_error *err) {
+pkv_status pkv_loop_create(pkv_loop **out, const pkv_loop_options *options, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   *out = NULL;
   pkv_loop *const loop = pkv_alloc_zeroed(&a, 1, sizeof *loop);
   PKV_CHECK(err, loop != NULL, PKV_E_NOMEM, "no memory for the engine's loop");
-  loop->model = model;
-  loop->wake_fd = wake_fd;
-  loop->max_jobs = options->max_requests > 0 ? options->max_requests : 256;
+  loop->options = *options;
+  loop->max_choices = options->engine.max_requests > 0 ? options->engine.max_requests : 256;
   loop->inbox_end = &loop->inbox;
   loop->counters.engine = (pkv_engine_stats)PKV_ENGINE_STATS_INIT;
   (void)pthread_mutex_init(&loop->lock, NULL);
   (void)pthread_cond_init(&loop->work, NULL);
-  const pkv_status status = start(loop, options, err);
-  if (status != PKV_OK) {
+  const int failed = pthread_create(&loop->thread, NULL, engine_thread, loop);
+  if (failed != 0) {
     free_loop(loop);
-    return status;
+    return PKV_FAIL(err, PKV_E_NOMEM, "cannot start the engine's thread: error %d", failed);
   }
   *out = loop;
   return PKV_OK;
@@ -280,75 +360,4 @@ void pkv_loop_destroy(pkv_loop *loop) {
   (void)pthread_mutex_unlock(&loop->lock);
   (void)pthread_join(loop->thread, NULL);
   free_loop(loop);
-}
-
-pkv_status pkv_loop_submit(pkv_job **out, pkv_loop *loop, pkv_job_spec *spec, pkv_error *err) {
-  const pkv_allocator a = pkv_allocator_default();
-  pkv_job *const job = pkv_alloc_zeroed(&a, 1, sizeof *job);
-  PKV_CHECK(err, job != NULL, PKV_E_NOMEM, "no memory for a request");
-  job->request = spec->request;
-  job->stops = spec->stops;
-  job->request.prompt = spec->prompt.ids;
-  job->request.prompt_tokens = (int32_t)spec->prompt.count;
-  job->request.user = job;
-  job->state.prompt_tokens = job->request.prompt_tokens;
-  pkv_answer_init(&job->answer, loop->model);
-  pkv_buffer_init(&job->text, PKV_ANSWER_BYTES, NULL);
-  (void)pthread_mutex_lock(&loop->lock);
-  pkv_loop_counters *const c = &loop->counters;
-  const bool full = c->live >= loop->max_jobs, broken = c->broken;
-  if (full || broken) {
-    c->refused_full += full;
-  } else {
-    c->live++;
-    c->accepted++;
-    c->prompt_tokens += job->request.prompt_tokens;
-    job->prompt = spec->prompt;
-    spec->prompt = (pkv_tokens){NULL, 0};
-    *loop->inbox_end = job;
-    loop->inbox_end = &job->next;
-    (void)pthread_cond_signal(&loop->work);
-  }
-  (void)pthread_mutex_unlock(&loop->lock);
-  if (full || broken) free_job(job);
-  PKV_CHECK(err, !broken, PKV_E_INTERNAL, "the engine has failed");
-  PKV_CHECK(err, !full, PKV_E_LIMIT, "%d requests are here already", (int)loop->max_jobs);
-  *out = job;
-  return PKV_OK;
-}
-
-bool pkv_loop_has_news(pkv_loop *loop, pkv_job *job) {
-  (void)pthread_mutex_lock(&loop->lock);
-  const bool news = job->news;
-  (void)pthread_mutex_unlock(&loop->lock);
-  return news;
-}
-
-pkv_status pkv_loop_take(pkv_buffer *text, pkv_job_state *state, pkv_loop *loop, pkv_job *job,
-                         pkv_error *err) {
-  (void)pthread_mutex_lock(&loop->lock);
-  const pkv_status status =
-      job->text.size > 0 ? pkv_buffer_append(text, job->text.data, job->text.size, err) : PKV_OK;
-  pkv_buffer_clear(&job->text);
-  job->news = false;
-  *state = job->state;
-  (void)pthread_mutex_unlock(&loop->lock);
-  return status;
-}
-
-void pkv_loop_release(pkv_loop *loop, pkv_job *job) {
-  if (job == NULL) return;
-  (void)pthread_mutex_lock(&loop->lock);
-  const bool done = job->state.done;
-  job->left = true;
-  if (!done) job->cancel = loop->cancels = true;
-  (void)pthread_cond_signal(&loop->work);
-  (void)pthread_mutex_unlock(&loop->lock);
-  if (done) free_job(job);
-}
-
-void pkv_loop_get_counters(pkv_loop_counters *out, pkv_loop *loop) {
-  (void)pthread_mutex_lock(&loop->lock);
-  *out = loop->counters;
-  (void)pthread_mutex_unlock(&loop->lock);
 }

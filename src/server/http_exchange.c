@@ -1,40 +1,36 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests and their answers: routes, bodies, streams. */
-#include "server/http_parts.h"
-
+/* Requests: routes, who may ask, bodies; and what all answers have in common. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
-#include <time.h>
 
 #include "base/clock.h"
-#include "base/log.h"
-#include "base/status.h"
+#include "server/http_parts.h"
 
-/* One answer's events that wait for the client. */
-#define STREAM_BYTES ((size_t)64 << 20)
-#define BLOCK_BYTES  16384
+#define ANSWER_BYTES ((size_t)32 << 20)
 /* Bytes of a chunked body that are read and dropped before the connection is cut. */
 #define DROP_FACTOR 2
 
-typedef enum route {
-  ROUTE_HEALTH,
-  ROUTE_MODELS,
-  ROUTE_METRICS,
-  ROUTE_COMPLETIONS,
-  ROUTE_CHAT,
-  ROUTE_COUNT
-} route;
-
 static const struct {
   const char *path, *method;
-} routes[ROUTE_COUNT] = {
-    [ROUTE_HEALTH] = {"/health", "GET"},
-    [ROUTE_MODELS] = {"/v1/models", "GET"},
-    [ROUTE_METRICS] = {"/metrics", "GET"},
-    [ROUTE_COMPLETIONS] = {"/v1/completions", "POST"},
-    [ROUTE_CHAT] = {"/v1/chat/completions", "POST"},
+  bool open;  /* no key is asked for */
+  bool early; /* answers before the model is there */
+} routes[PKV_ROUTE_NONE] = {
+    [PKV_ROUTE_PAGE] = {"/", "GET", true, true},
+    [PKV_ROUTE_HEALTH] = {"/health", "GET", true, true},
+    [PKV_ROUTE_READY] = {"/ready", "GET", false, true},
+    [PKV_ROUTE_METRICS] = {"/metrics", "GET", false, true},
+    [PKV_ROUTE_STATE] = {"/dashboard/state", "GET", false, true},
+    [PKV_ROUTE_MODELS] = {"/v1/models", "GET", false, false},
+    [PKV_ROUTE_PROPS] = {"/props", "GET", false, false},
+    [PKV_ROUTE_SLOTS] = {"/slots", "GET", false, false},
+    [PKV_ROUTE_TOKENIZE] = {"/tokenize", "POST", false, false},
+    [PKV_ROUTE_DETOKENIZE] = {"/detokenize", "POST", false, false},
+    [PKV_ROUTE_TEMPLATE] = {"/apply-template", "POST", false, false},
+    [PKV_ROUTE_COMPLETIONS] = {"/v1/completions", "POST", false, false},
+    [PKV_ROUTE_CHAT] = {"/v1/chat/completions", "POST", false, false},
+    [PKV_ROUTE_LLAMA] = {"/completion", "POST", false, false},
 };
 
 static pkv_connection *connection_of(struct MHD_Connection *http) {
@@ -43,13 +39,16 @@ static pkv_connection *connection_of(struct MHD_Connection *http) {
   return info != NULL ? info->socket_context : NULL;
 }
 
-static void now_owes(pkv_connection *connection, pkv_owed owed) {
+static const char *header_of(const pkv_exchange *x, const char *name) {
+  return MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, name);
+}
+
+void pkv_http_owes(pkv_connection *connection, pkv_owed owed) {
   connection->owed = owed;
   connection->since_ns = pkv_clock_ns();
 }
 
-/* A stalled reader is libmicrohttpd's to time out; what a client owes us is ours (serve.c). */
-static void time_out_after(struct MHD_Connection *http, int32_t seconds) {
+void pkv_http_time_out_after(struct MHD_Connection *http, int32_t seconds) {
   (void)MHD_set_connection_option(http, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)seconds);
 }
 
@@ -59,213 +58,139 @@ void *pkv_http_begin(void *user, const char *uri, struct MHD_Connection *http) {
   (void)user;
   (void)uri;
   if (connection == NULL) return NULL;
-  now_owes(connection, PKV_OWED_HEADER);
+  pkv_http_owes(connection, PKV_OWED_HEADER);
   pkv_exchange *const exchange = pkv_alloc_zeroed(&a, 1, sizeof *exchange);
   if (exchange == NULL) return NULL;
   exchange->connection = connection;
   exchange->http = http;
+  exchange->route = PKV_ROUTE_NONE;
+  exchange->method = "-";
+  exchange->begun_ns = pkv_clock_ns();
   pkv_buffer_init(&exchange->body, (size_t)connection->server->options->max_body, NULL);
-  pkv_buffer_init(&exchange->text, PKV_ANSWER_BYTES, NULL);
-  pkv_buffer_init(&exchange->out, STREAM_BYTES, NULL);
+  pkv_buffer_init(&exchange->out, ANSWER_BYTES, NULL);
   connection->exchange = exchange;
   return exchange;
+}
+
+static void tell_access(const pkv_exchange *x, bool complete) {
+  const pkv_serve_options *const o = x->connection->server->options;
+  static const char *const finishes[] = {"-", "stop", "length", "abort", "error"};
+  if (o->access == NULL || !x->begun) return;
+  pkv_access access = {x->request_id, x->method, "-", x->status, x->stream, complete,
+                       0.0,           0,         0,   0,         "-"};
+  if (x->route != PKV_ROUTE_NONE) access.path = routes[x->route].path;
+  access.seconds = (double)(pkv_clock_ns() - x->begun_ns) * 1e-9;
+  for (int32_t c = 0; x->states != NULL && c < x->choice_count; c++) {
+    const pkv_choice_state *const s = &x->states[c];
+    if (c % x->n == 0) access.prompt_tokens += s->prompt_tokens;
+    if (c % x->n == 0) access.cached_tokens += s->cached_tokens;
+    access.generated_tokens += s->generated;
+    if (c == 0) access.finish = s->done ? finishes[s->finish] : finishes[PKV_FINISH_CANCELLED];
+  }
+  o->access(o->user, &access);
 }
 
 void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
                   enum MHD_RequestTerminationCode why) {
   const pkv_allocator a = pkv_allocator_default();
-  pkv_exchange *const exchange = *slot;
+  pkv_exchange *const x = *slot;
   pkv_server *const server = user;
   *slot = NULL;
-  if (exchange == NULL) return;
-  if (why != MHD_REQUEST_TERMINATED_COMPLETED_OK)
-    pkv_log(PKV_LOG_INFO, "server", "a request ended early (%d)", (int)why);
-  pkv_loop_release(server->loop, exchange->job);
-  exchange->connection->exchange = NULL;
-  now_owes(exchange->connection, PKV_OWED_NEXT);
-  if (why == MHD_REQUEST_TERMINATED_COMPLETED_OK) time_out_after(http, 0);
-  pkv_buffer_deinit(&exchange->body);
-  pkv_buffer_deinit(&exchange->text);
-  pkv_buffer_deinit(&exchange->out);
-  pkv_free(&a, exchange, sizeof *exchange);
+  if (x == NULL) return;
+  if (why == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) server->counters.timeouts[PKV_OWED_NOTHING]++;
+  pkv_http_release_jobs(x);
+  tell_access(x, why == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+  x->connection->exchange = NULL;
+  pkv_http_owes(x->connection, PKV_OWED_NEXT);
+  if (why == MHD_REQUEST_TERMINATED_COMPLETED_OK) pkv_http_time_out_after(http, 0);
+  pkv_buffer_deinit(&x->body);
+  pkv_buffer_deinit(&x->out);
+  pkv_free(&a, x->told, (size_t)x->choice_count * sizeof *x->told);
+  pkv_free(&a, x->states, (size_t)x->choice_count * sizeof *x->states);
+  pkv_free(&a, x, sizeof *x);
 }
 
 /* --- answers ------------------------------------------------------------------------------- */
 
-static enum MHD_Result respond(pkv_exchange *x, int code, const char *type, const char *header,
-                               const char *value) {
+/* Is text[bytes] one of a list separated by commas? */
+static bool in_list(const char *list, const char *text) {
+  const size_t bytes = strlen(text);
+  for (const char *at = list; at != NULL && *at != '\0';) {
+    const size_t length = strcspn(at, ",");
+    if (length == bytes && memcmp(at, text, bytes) == 0) return true;
+    at += length + (at[length] == ',');
+  }
+  return false;
+}
+
+/* The web page that asks, where it may; else NULL. */
+static const char *allowed_origin(const pkv_exchange *x) {
+  const char *const origin = header_of(x, MHD_HTTP_HEADER_ORIGIN);
+  const char *const allowed = x->connection->server->options->origins;
+  return origin != NULL && origin[0] != '\0' && in_list(allowed, origin) ? origin : NULL;
+}
+
+void pkv_http_add_headers(pkv_exchange *x, struct MHD_Response *response) {
+  const char *const origin = allowed_origin(x);
+  (void)MHD_add_response_header(response, "X-Request-Id", x->request_id);
+  (void)MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+  if (origin != NULL) {
+    (void)MHD_add_response_header(response, "Access-Control-Allow-Origin", origin);
+    (void)MHD_add_response_header(response, MHD_HTTP_HEADER_VARY, "Origin");
+  }
+  if (x->connection->server->draining)
+    (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+}
+
+enum MHD_Result pkv_http_respond(pkv_exchange *x, int code, const char *type, const char *header,
+                                 const char *value) {
   struct MHD_Response *const response =
       MHD_create_response_from_buffer(x->out.size, x->out.data, MHD_RESPMEM_MUST_COPY);
   if (response == NULL) return MHD_NO;
   pkv_server *const server = x->connection->server;
-  (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+  if (type != NULL) (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
   if (header != NULL) (void)MHD_add_response_header(response, header, value);
-  if (server->draining)
-    (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
+  pkv_http_add_headers(x, response);
   const enum MHD_Result queued = MHD_queue_response(x->http, (unsigned)code, response);
   MHD_destroy_response(response);
-  server->request_count++;
-  pkv_log(PKV_LOG_INFO, "server", "%d %s", code, x->reply.id);
-  now_owes(x->connection, PKV_OWED_NOTHING);
-  time_out_after(x->http, server->options->stall_s);
+  server->counters.requests++;
+  server->counters.by_class[code / 100 % 6]++;
+  x->status = code;
+  pkv_http_owes(x->connection, PKV_OWED_NOTHING);
+  pkv_http_time_out_after(x->http, server->options->stall_s);
   return queued;
 }
 
-static enum MHD_Result respond_error(pkv_exchange *x, const pkv_api_error *error,
-                                     const char *header, const char *value) {
+enum MHD_Result pkv_http_respond_error(pkv_exchange *x, const pkv_api_error *error,
+                                       const char *header, const char *value) {
   pkv_buffer_clear(&x->out);
   if (pkv_reply_error(&x->out, error, NULL) != PKV_OK) return MHD_NO;
-  return respond(x, error->http, "application/json", header, value);
+  return pkv_http_respond(x, error->http, "application/json", header, value);
 }
 
-static enum MHD_Result respond_full(pkv_exchange *x, const char *code, const char *message) {
+enum MHD_Result pkv_http_respond_busy(pkv_exchange *x, const char *code, const char *message) {
   pkv_api_error error;
   (void)pkv_api_refuse(&error, 503, code, "", "%s", message);
-  return respond_error(x, &error, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+  return pkv_http_respond_error(x, &error, MHD_HTTP_HEADER_RETRY_AFTER, "1");
 }
 
-/* --- streams ------------------------------------------------------------------------------- */
-
-/* Turns what is new into events. */
-static pkv_status fill(pkv_exchange *x) {
-  pkv_loop *const loop = x->connection->server->loop;
-  pkv_buffer_clear(&x->text);
-  pkv_buffer_clear(&x->out);
-  x->sent = 0;
-  if (!x->opened) PKV_TRY(pkv_reply_open(&x->out, &x->reply, NULL));
-  x->opened = true;
-  if (x->job == NULL) return PKV_OK;
-  PKV_TRY(pkv_loop_take(&x->text, &x->state, loop, x->job, NULL));
-  if (x->text.size > 0)
-    PKV_TRY(pkv_reply_delta(&x->out, &x->reply, x->text.data, x->text.size, NULL));
-  if (!x->state.done) return PKV_OK;
-  PKV_TRY(pkv_reply_close(&x->out, &x->reply, &x->state, NULL));
-  x->closed = true;
-  pkv_loop_release(loop, x->job);
-  x->job = NULL;
-  return PKV_OK;
-}
-
-static ssize_t read_stream(void *user, uint64_t position, char *block, size_t room) {
-  pkv_exchange *const x = user;
-  (void)position;
-  if (x->connection->gone || x->connection->server->aborting)
-    return MHD_CONTENT_READER_END_WITH_ERROR;
-  if (x->sent == x->out.size) {
-    if (x->closed) return MHD_CONTENT_READER_END_OF_STREAM;
-    if (fill(x) != PKV_OK) return MHD_CONTENT_READER_END_WITH_ERROR;
-  }
-  if (x->out.size == 0 && x->ping && pkv_buffer_append(&x->out, ": ping\n\n", 8, NULL) != PKV_OK)
-    return MHD_CONTENT_READER_END_WITH_ERROR;
-  const size_t left = x->out.size - x->sent;
-  if (left == 0) {
-    x->suspended = true;
-    MHD_suspend_connection(x->http);
-    return 0;
-  }
-  const size_t count = left < room ? left : room;
-  memcpy(block, x->out.data + x->sent, count);
-  x->sent += count;
-  x->ping = false;
-  x->spoke_ns = pkv_clock_ns();
-  return (ssize_t)count;
-}
-
-static enum MHD_Result respond_stream(pkv_exchange *x) {
-  pkv_server *const server = x->connection->server;
+/* A web page asks whether it may ask. */
+static enum MHD_Result respond_preflight(pkv_exchange *x) {
   struct MHD_Response *const response =
-      MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, x, NULL);
+      MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
   if (response == NULL) return MHD_NO;
-  (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE,
-                                "text/event-stream; charset=utf-8");
-  (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CACHE_CONTROL, "no-cache");
-  const enum MHD_Result queued = MHD_queue_response(x->http, MHD_HTTP_OK, response);
+  (void)MHD_add_response_header(response, "Access-Control-Allow-Methods", "GET, POST");
+  (void)MHD_add_response_header(response, "Access-Control-Allow-Headers",
+                                "Authorization, Content-Type, X-Request-Id");
+  (void)MHD_add_response_header(response, "Access-Control-Max-Age", "600");
+  pkv_http_add_headers(x, response);
+  const enum MHD_Result queued = MHD_queue_response(x->http, MHD_HTTP_NO_CONTENT, response);
   MHD_destroy_response(response);
-  server->request_count++;
-  x->spoke_ns = pkv_clock_ns();
-  pkv_log(PKV_LOG_INFO, "server", "200 %s, streamed", x->reply.id);
-  time_out_after(x->http, server->options->stall_s);
+  x->connection->server->counters.requests++;
+  x->connection->server->counters.by_class[2]++;
+  x->status = 204;
+  pkv_http_owes(x->connection, PKV_OWED_NOTHING);
   return queued;
-}
-
-/* --- completions --------------------------------------------------------------------------- */
-
-static enum MHD_Result start_job(pkv_exchange *x, bool chat) {
-  pkv_server *const server = x->connection->server;
-  pkv_api_request request;
-  pkv_api_error error;
-  pkv_error err = {PKV_OK, "", ""};
-  if (!pkv_api_read(&request, &error, server->model, server->longest, chat,
-                    x->body.size > 0 ? x->body.data : "", x->body.size))
-    return respond_error(x, &error, NULL, NULL);
-  pkv_buffer_deinit(&x->body);
-  x->stream = request.stream;
-  x->reply.chat = chat;
-  x->reply.include_usage = request.include_usage;
-  x->reply.model = server->options->name;
-  x->reply.created = (int64_t)time(NULL);
-  (void)snprintf(x->reply.id, sizeof x->reply.id, "%s-%" PRIx64 "%08" PRIx64,
-                 chat ? "chatcmpl" : "cmpl", (uint64_t)server->created, ++server->next_id);
-  const pkv_status status = pkv_loop_submit(&x->job, server->loop, &request.job, &err);
-  pkv_tokens_free(&request.job.prompt);
-  if (status == PKV_E_INTERNAL) {
-    (void)pkv_api_refuse(&error, 500, "engine_failed", "", "the engine has failed");
-    return respond_error(x, &error, NULL, NULL);
-  }
-  if (status != PKV_OK)
-    return respond_full(x, "queue_full", "too many requests are waiting; try again later");
-  now_owes(x->connection, PKV_OWED_NOTHING);
-  if (x->stream) return respond_stream(x);
-  x->suspended = true;
-  MHD_suspend_connection(x->http);
-  return MHD_YES;
-}
-
-/* A whole answer, when it is there; the exchange was resumed for it. */
-static enum MHD_Result finish_job(pkv_exchange *x) {
-  pkv_server *const server = x->connection->server;
-  if (x->connection->gone || server->aborting) return MHD_NO;
-  if (pkv_loop_take(&x->text, &x->state, server->loop, x->job, NULL) != PKV_OK) return MHD_NO;
-  if (!x->state.done) {
-    x->suspended = true;
-    MHD_suspend_connection(x->http);
-    return MHD_YES;
-  }
-  pkv_loop_release(server->loop, x->job);
-  x->job = NULL;
-  if (x->state.finish != PKV_FINISH_STOP && x->state.finish != PKV_FINISH_LENGTH) {
-    pkv_api_error error;
-    (void)pkv_api_refuse(&error, 500, "engine_failed", "", "the answer could not be finished");
-    return respond_error(x, &error, NULL, NULL);
-  }
-  if (pkv_reply_whole(&x->out, &x->reply, x->text.size > 0 ? x->text.data : "", x->text.size,
-                      &x->state, NULL) != PKV_OK)
-    return MHD_NO;
-  return respond(x, 200, "application/json", NULL, NULL);
-}
-
-void pkv_exchange_poke(pkv_exchange *x) {
-  const pkv_server *const server = x->connection->server;
-  if (!x->suspended) return;
-  /* A whole answer needs no visit for each of its pieces. */
-  if (!x->connection->gone && !server->aborting && x->job != NULL &&
-      !pkv_loop_has_news(server->loop, x->job))
-    return;
-  x->suspended = false;
-  MHD_resume_connection(x->http);
-}
-
-void pkv_exchange_ping(pkv_exchange *x, int64_t now_ns) {
-  if (!x->stream || !x->suspended || now_ns - x->spoke_ns < PKV_PING_NS) return;
-  x->ping = true;
-  x->suspended = false;
-  MHD_resume_connection(x->http);
-}
-
-void pkv_exchange_drop(pkv_exchange *x) {
-  pkv_loop_release(x->connection->server->loop, x->job);
-  x->job = NULL;
-  pkv_exchange_poke(x);
 }
 
 /* --- requests ------------------------------------------------------------------------------ */
@@ -286,11 +211,41 @@ static bool good_host(const pkv_server *server, const char *host) {
   return false;
 }
 
-static bool find_route(route *out, pkv_api_error *error, const char *url, const char *method,
+static void count_host(bool *twice, const char *key) {
+  static const char name[] = "Host";
+  if (strcasecmp(key, name) != 0) return;
+  twice[1] = twice[0];
+  twice[0] = true;
+}
+
+static enum MHD_Result see_header(void *user, enum MHD_ValueKind kind, const char *key,
+                                  const char *value) {
+  (void)kind;
+  (void)value;
+  count_host(user, key);
+  return MHD_YES;
+}
+
+/* The client's name for the request, if it is one that can stand in a log line and a header. */
+static void set_request_id(pkv_exchange *x) {
+  pkv_server *const server = x->connection->server;
+  const char *const given = header_of(x, "X-Request-Id");
+  const size_t bytes = given != NULL ? strlen(given) : 0;
+  bool good = bytes > 0 && bytes < sizeof x->request_id;
+  for (size_t i = 0; good && i < bytes; i++)
+    good = given[i] > ' ' && given[i] <= '~' && given[i] != '"' && given[i] != '\\';
+  if (good)
+    memcpy(x->request_id, given, bytes + 1);
+  else
+    (void)snprintf(x->request_id, sizeof x->request_id, "req-%" PRIx64 "%08" PRIx64,
+                   (uint64_t)server->created, ++server->next_id);
+}
+
+static bool find_route(pkv_exchange *x, pkv_api_error *error, const char *url, const char *method,
                        const char **allow) {
-  for (int i = 0; i < ROUTE_COUNT; i++) {
+  for (int i = 0; i < PKV_ROUTE_NONE; i++) {
     if (strcmp(url, routes[i].path) != 0) continue;
-    *out = (route)i;
+    x->route = (pkv_http_route)i;
     *allow = routes[i].method;
     if (strcmp(method, routes[i].method) == 0) return true;
     return pkv_api_refuse(error, 405, "method_not_allowed", "", "this path takes %s only",
@@ -299,22 +254,27 @@ static bool find_route(route *out, pkv_api_error *error, const char *url, const 
   return pkv_api_refuse(error, 404, "not_found", "", "there is nothing at this path");
 }
 
-/* What can be refused before the body. */
-static bool check_head(pkv_exchange *x, route which, pkv_api_error *error) {
+/* Who asks, and whom. */
+static bool check_who(pkv_exchange *x, pkv_api_error *error) {
   const pkv_server *const server = x->connection->server;
-  const char *const length =
-      MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_LENGTH);
-  int64_t bytes = 0;
-  if (!good_host(server,
-                 MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, MHD_HTTP_HEADER_HOST)))
+  bool hosts[2] = {false, false};
+  (void)MHD_get_connection_values(x->http, MHD_HEADER_KIND, see_header, hosts);
+  if (hosts[1] || !good_host(server, header_of(x, MHD_HTTP_HEADER_HOST)))
     return pkv_api_refuse(error, 400, "bad_host", "", "the Host header does not name this server");
-  if (which != ROUTE_HEALTH &&
-      !pkv_api_keys_allow(&server->keys,
-                          MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, "Authorization")))
+  const bool open = x->route != PKV_ROUTE_NONE && routes[x->route].open;
+  x->key = pkv_api_keys_find(&server->keys, header_of(x, "Authorization"));
+  if (!open && x->key < 0)
     return pkv_api_refuse(error, 401, "invalid_api_key", "",
                           "this server needs a key: Authorization: Bearer KEY");
-  if (MHD_lookup_connection_value(x->http, MHD_HEADER_KIND, MHD_HTTP_HEADER_CONTENT_ENCODING) !=
-      NULL)
+  return true;
+}
+
+/* What can be said of a body before it comes. */
+static bool check_body(const pkv_exchange *x, pkv_api_error *error) {
+  const pkv_server *const server = x->connection->server;
+  const char *const length = header_of(x, MHD_HTTP_HEADER_CONTENT_LENGTH);
+  int64_t bytes = 0;
+  if (header_of(x, MHD_HTTP_HEADER_CONTENT_ENCODING) != NULL)
     return pkv_api_refuse(error, 415, "content_encoding", "", "bodies are taken uncompressed only");
   if (length != NULL && !pkv_parse_i64(&bytes, length, 0, server->options->max_body))
     return pkv_api_refuse(error, 413, "body_too_large", "", "the body may have %lld bytes",
@@ -322,27 +282,36 @@ static bool check_head(pkv_exchange *x, route which, pkv_api_error *error) {
   return true;
 }
 
-static enum MHD_Result simple_answer(pkv_exchange *x, route which) {
-  pkv_server *const server = x->connection->server;
-  pkv_loop_counters counters;
-  pkv_status status = PKV_OK;
-  pkv_loop_get_counters(&counters, server->loop);
-  if (which == ROUTE_HEALTH && (counters.broken || server->draining))
-    return respond_full(x, counters.broken ? "engine_failed" : "shutting_down",
-                        counters.broken ? "the engine has failed" : "the server is ending");
-  if (which == ROUTE_HEALTH)
-    status = pkv_buffer_append(&x->out, "{\"status\":\"ok\"}", 15, NULL);
-  else if (which == ROUTE_MODELS)
-    status =
-        pkv_reply_models(&x->out, server->options->name, server->created, server->longest, NULL);
-  else
-    status = pkv_reply_metrics(&x->out, &counters, server->connection_count, server->request_count,
-                               NULL);
-  if (status != PKV_OK) return MHD_NO;
-  return respond(x, 200,
-                 which == ROUTE_METRICS ? "text/plain; version=0.0.4; charset=utf-8"
-                                        : "application/json",
-                 NULL, NULL);
+static enum MHD_Result refuse_head(pkv_exchange *x, const pkv_api_error *error, const char *allow) {
+  if (error->http == 401)
+    return pkv_http_respond_error(x, error, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+  return pkv_http_respond_error(x, error, error->http == 405 ? MHD_HTTP_HEADER_ALLOW : NULL, allow);
+}
+
+static const char *known_method(const char *method) {
+  static const char *const names[] = {"GET", "POST", "HEAD", "OPTIONS", "PUT", "DELETE", "PATCH"};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    if (strcmp(method, names[i]) == 0) return names[i];
+  return "-";
+}
+
+/* The headers are here. */
+static enum MHD_Result take_head(pkv_exchange *x, const char *url, const char *method) {
+  pkv_api_error error;
+  const char *allow = NULL;
+  x->begun = true;
+  x->method = known_method(method);
+  set_request_id(x);
+  pkv_http_owes(x->connection, PKV_OWED_BODY);
+  const bool found = find_route(x, &error, url, method, &allow);
+  pkv_api_error who;
+  if (strcmp(method, "OPTIONS") == 0 && allowed_origin(x) != NULL &&
+      header_of(x, "Access-Control-Request-Method") != NULL && x->route != PKV_ROUTE_NONE)
+    return respond_preflight(x);
+  /* Without a key nobody learns what is here. */
+  if (!check_who(x, &who)) return refuse_head(x, &who, NULL);
+  if (found && check_body(x, &error)) return MHD_YES;
+  return refuse_head(x, &error, allow);
 }
 
 static enum MHD_Result take_body(pkv_exchange *x, const char *data, size_t *data_size) {
@@ -355,35 +324,37 @@ static enum MHD_Result take_body(pkv_exchange *x, const char *data, size_t *data
   return x->dropped > DROP_FACTOR * x->body.limit ? MHD_NO : MHD_YES;
 }
 
+/* All of the request is here. */
+static enum MHD_Result answer(pkv_exchange *x) {
+  pkv_server *const server = x->connection->server;
+  if (x->too_large) {
+    pkv_api_error error;
+    (void)pkv_api_refuse(&error, 413, "body_too_large", "", "the body may have %lld bytes",
+                         (long long)server->options->max_body);
+    return pkv_http_respond_error(x, &error, NULL, NULL);
+  }
+  if (!routes[x->route].early && server->model == NULL)
+    return pkv_http_respond_busy(x, "loading", "the model is being loaded");
+  const bool work = x->route == PKV_ROUTE_COMPLETIONS || x->route == PKV_ROUTE_CHAT ||
+                    x->route == PKV_ROUTE_LLAMA;
+  if (!work) return pkv_http_plain(x);
+  if (server->draining) return pkv_http_respond_busy(x, "shutting_down", "the server is ending");
+  return pkv_http_start_jobs(x, x->route == PKV_ROUTE_CHAT    ? PKV_API_CHAT
+                                : x->route == PKV_ROUTE_LLAMA ? PKV_API_LLAMA
+                                                              : PKV_API_COMPLETIONS);
+}
+
 enum MHD_Result pkv_http_request(void *user, struct MHD_Connection *http, const char *url,
                                  const char *method, const char *version, const char *data,
                                  size_t *data_size, void **slot) {
   pkv_exchange *const x = *slot;
-  pkv_server *const server = user;
-  pkv_api_error error;
-  const char *allow = NULL;
-  route which = ROUTE_HEALTH;
+  const pkv_server *const server = user;
   (void)http;
   (void)version;
   if (x == NULL) return MHD_NO;
-  if (x->job != NULL) return finish_job(x);
-  const bool found = find_route(&which, &error, url, method, &allow);
-  if (!x->begun) {
-    x->begun = true;
-    now_owes(x->connection, PKV_OWED_BODY);
-    if (found && check_head(x, which, &error)) return MHD_YES;
-    if (error.http == 401)
-      return respond_error(x, &error, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
-    return respond_error(x, &error, error.http == 405 ? MHD_HTTP_HEADER_ALLOW : NULL, allow);
-  }
+  if (pkv_http_has_jobs(x)) return pkv_http_finish_jobs(x);
+  if (!x->begun) return take_head(x, url, method);
   if (*data_size > 0) return take_body(x, data, data_size);
   if (x->connection->gone || server->aborting) return MHD_NO;
-  if (which != ROUTE_COMPLETIONS && which != ROUTE_CHAT) return simple_answer(x, which);
-  if (x->too_large) {
-    (void)pkv_api_refuse(&error, 413, "body_too_large", "", "the body may have %lld bytes",
-                         (long long)server->options->max_body);
-    return respond_error(x, &error, NULL, NULL);
-  }
-  if (server->draining) return respond_full(x, "shutting_down", "the server is ending");
-  return start_job(x, which == ROUTE_CHAT);
+  return answer(x);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the loop over sockets (serve.c) and the requests on them (http_exchange.c) share. All of it
- * belongs to the one HTTP thread.
+ * What the loop over sockets (serve.c), requests (http_exchange.c) and their answers (http_jobs.c,
+ * http_plain.c) share. All of it belongs to the one HTTP thread.
  */
 #ifndef PKV_SERVER_HTTP_PARTS_H
 #define PKV_SERVER_HTTP_PARTS_H
@@ -19,8 +19,28 @@
  * that it lives, and a write that fails tells us that they do not. */
 #define PKV_PING_NS INT64_C(1000000000)
 
+#define PKV_REQUEST_ID_BYTES 129
+
 typedef struct pkv_server pkv_server;
 typedef struct pkv_exchange pkv_exchange;
+
+typedef enum pkv_http_route {
+  PKV_ROUTE_PAGE,
+  PKV_ROUTE_HEALTH,
+  PKV_ROUTE_READY,
+  PKV_ROUTE_METRICS,
+  PKV_ROUTE_STATE, /* what the page shows */
+  PKV_ROUTE_MODELS,
+  PKV_ROUTE_PROPS,
+  PKV_ROUTE_SLOTS,
+  PKV_ROUTE_TOKENIZE,
+  PKV_ROUTE_DETOKENIZE,
+  PKV_ROUTE_TEMPLATE,
+  PKV_ROUTE_COMPLETIONS,
+  PKV_ROUTE_CHAT,
+  PKV_ROUTE_LLAMA,
+  PKV_ROUTE_NONE
+} pkv_http_route;
 
 /* What a client owes us, and since when. */
 typedef enum pkv_owed {
@@ -41,35 +61,56 @@ typedef struct pkv_connection {
   pkv_exchange *exchange;
 } pkv_connection;
 
+typedef struct pkv_http_counters {
+  int64_t connections, requests; /* open now; answered so far */
+  int64_t by_class[6];           /* answers by the first digit of their status */
+  int64_t hang_ups, timeouts[4]; /* connections cut, by what was owed (the last: write stall) */
+} pkv_http_counters;
+
 struct pkv_server {
   const pkv_serve_options *options;
-  const pkv_model *model;
+  const pkv_model *model; /* NULL until it is loaded */
   pkv_loop *loop;
   struct MHD_Daemon *daemon;
   pkv_connection *connections;
-  int64_t connection_count, request_count, created;
+  pkv_http_counters counters;
+  int64_t created, started_ns;
   uint64_t next_id;
+  uint64_t secret; /* of this process: salts cannot be computed outside */
   int32_t longest;
   pkv_api_keys keys;
-  bool loopback, draining, aborting;
+  bool loopback, draining, aborting, failed;
   int wake_fd, poll_fd, signal_fd, listen_fd;
 };
+
+/* What one choice of an answer has had. */
+typedef struct pkv_told {
+  bool opened, ended;
+} pkv_told;
 
 /* One request and its answer. */
 struct pkv_exchange {
   pkv_connection *connection;
   struct MHD_Connection *http;
+  pkv_http_route route;
+  const char *method; /* static */
+  int64_t begun_ns;
+  int32_t status, key; /* key: of the client, from 1; 0 = none are asked for */
+  char request_id[PKV_REQUEST_ID_BYTES];
   bool begun;     /* the headers were seen */
   bool too_large; /* the body is dropped */
   bool suspended;
-  bool stream, opened, closed; /* the stream's first and last events are in `out` */
-  bool ping;                   /* the stream was silent for long: a comment is due */
-  int64_t spoke_ns;            /* when the stream last gave something */
-  pkv_buffer body, text, out;
+  bool stream, closed; /* closed: the stream's last event is in `out` */
+  bool ping;           /* the stream was silent for long: a comment is due */
+  int64_t spoke_ns;    /* when the stream last gave something */
+  pkv_buffer body, out;
   size_t sent, dropped; /* bytes of `out`; bytes of a body that is too large */
   pkv_reply reply;
-  pkv_job *job;
-  pkv_job_state state;
+  pkv_stops stops;
+  int32_t job_count, n, choice_count; /* choice = job * n + its index there */
+  pkv_job **jobs;                     /* [job_count]; NULL once released */
+  pkv_told *told;                     /* [choice_count] */
+  pkv_choice_state *states;           /* [choice_count] */
 };
 
 /* Callbacks of libmicrohttpd; the user pointer is the server. */
@@ -84,7 +125,31 @@ void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
 void pkv_exchange_poke(pkv_exchange *exchange);
 /* Lets a stream that was silent for PKV_PING_NS say so. */
 void pkv_exchange_ping(pkv_exchange *exchange, int64_t now_ns);
-/* The client is gone: cancels the exchange's job at once. */
+/* The client is gone: cancels the exchange's jobs at once. */
 void pkv_exchange_drop(pkv_exchange *exchange);
+
+/* http_exchange.c: answers whose body is in exchange->out. header and value may be NULL. */
+enum MHD_Result pkv_http_respond(pkv_exchange *x, int code, const char *type, const char *header,
+                                 const char *value);
+enum MHD_Result pkv_http_respond_error(pkv_exchange *x, const pkv_api_error *error,
+                                       const char *header, const char *value);
+/* 503, with Retry-After. */
+enum MHD_Result pkv_http_respond_busy(pkv_exchange *x, const char *code, const char *message);
+/* What every answer has in its head. */
+void pkv_http_add_headers(pkv_exchange *x, struct MHD_Response *response);
+/* It is the client's turn, or ours, from now on. */
+void pkv_http_owes(pkv_connection *connection, pkv_owed owed);
+/* A stalled reader is libmicrohttpd's to time out; what a client owes us is ours (serve.c). */
+void pkv_http_time_out_after(struct MHD_Connection *http, int32_t seconds);
+
+/* http_jobs.c */
+enum MHD_Result pkv_http_start_jobs(pkv_exchange *x, pkv_api_kind kind);
+/* A whole answer, when it is there; the exchange was resumed for it. */
+enum MHD_Result pkv_http_finish_jobs(pkv_exchange *x);
+bool pkv_http_has_jobs(const pkv_exchange *x);
+void pkv_http_release_jobs(pkv_exchange *x);
+
+/* http_plain.c: all other routes. */
+enum MHD_Result pkv_http_plain(pkv_exchange *x);
 
 #endif

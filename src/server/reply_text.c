@@ -1,41 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/reply_text.h"
 
-#include <jansson.h>
+#include <string.h>
 
 #include "base/status.h"
+#include "server/json_out.h"
+#include "server/reply_logprobs.h"
 
-static int append_piece(const char *bytes, size_t count, void *opaque) {
-  return pkv_buffer_append(opaque, bytes, count, NULL) == PKV_OK ? 0 : -1;
-}
-
-/* Takes the value over; NULL is a failure. */
-static pkv_status append_json(pkv_buffer *out, json_t *value, pkv_error *err) {
-  const int failed =
-      value == NULL ? -1 : json_dump_callback(value, append_piece, out, JSON_COMPACT);
-  json_decref(value);
-  PKV_CHECK(err, failed == 0, PKV_E_NOMEM, "an answer could not be written");
-  return PKV_OK;
-}
-
-static pkv_status append_event(pkv_buffer *out, json_t *value, pkv_error *err) {
-  const pkv_status begun = pkv_buffer_append(out, "data: ", 6, err);
-  if (begun != PKV_OK) {
-    json_decref(value);
-    return begun;
-  }
-  PKV_TRY(append_json(out, value, err));
-  return pkv_buffer_append(out, "\n\n", 2, err);
+static bool is_good(pkv_finish finish) {
+  return finish == PKV_FINISH_STOP || finish == PKV_FINISH_LENGTH;
 }
 
 static const char *finish_text(pkv_finish finish) {
   return finish == PKV_FINISH_LENGTH ? "length" : "stop";
 }
 
-static json_t *usage_json(const pkv_job_state *state) {
-  return json_pack("{s:i, s:i, s:i}", "prompt_tokens", (int)state->prompt_tokens,
-                   "completion_tokens", (int)state->generated, "total_tokens",
-                   (int)(state->prompt_tokens + state->generated));
+/* A prompt counts once, whatever its n. */
+static json_t *usage_json(const pkv_choice_state *states, size_t stride, int32_t count, int32_t n) {
+  json_int_t prompt = 0, cached = 0, generated = 0;
+  for (int32_t i = 0; i < count; i++) {
+    const pkv_choice_state *const s =
+        (const void *)((const char *)(const void *)states + (size_t)i * stride);
+    if (i % n == 0) {
+      prompt += s->prompt_tokens;
+      cached += s->cached_tokens;
+    }
+    generated += s->generated;
+  }
+  return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
+                   generated, "total_tokens", prompt + generated, "prompt_tokens_details",
+                   "cached_tokens", cached);
 }
 
 pkv_status pkv_reply_error(pkv_buffer *out, const pkv_api_error *error, pkv_error *err) {
@@ -44,26 +38,91 @@ pkv_status pkv_reply_error(pkv_buffer *out, const pkv_api_error *error, pkv_erro
                            : error->http == 404 ? "not_found_error"
                            : error->http == 401 ? "authentication_error"
                                                 : "invalid_request_error";
-  return append_json(out,
-                     json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", error->message,
-                               "type", type, "param", error->param[0] != '\0' ? error->param : NULL,
-                               "code", error->code),
-                     err);
+  return pkv_json_append(
+      out,
+      json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", error->message, "type", type,
+                "param", error->param[0] != '\0' ? error->param : NULL, "code", error->code),
+      err);
 }
 
-pkv_status pkv_reply_whole(pkv_buffer *out, const pkv_reply *reply, const char *text, size_t bytes,
-                           const pkv_job_state *state, pkv_error *err) {
-  json_t *choice = reply->chat ? json_pack("{s:i, s:{s:s, s:s%}, s:n, s:s}", "index", 0, "message",
-                                           "role", "assistant", "content", text, bytes, "logprobs",
-                                           "finish_reason", finish_text(state->finish))
-                               : json_pack("{s:i, s:s%, s:n, s:s}", "index", 0, "text", text, bytes,
-                                           "logprobs", "finish_reason", finish_text(state->finish));
-  return append_json(out,
-                     json_pack("{s:s, s:s, s:I, s:s, s:[o], s:o}", "id", reply->id, "object",
-                               reply->chat ? "chat.completion" : "text_completion", "created",
-                               (json_int_t)reply->created, "model", reply->model, "choices", choice,
-                               "usage", usage_json(state)),
-                     err);
+/* --- llama-server's own route -------------------------------------------------------------- */
+
+static double milliseconds(int64_t from, int64_t to) {
+  return from > 0 && to > from ? (double)(to - from) * 1e-6 : 0.0;
+}
+
+static double per_second(int32_t tokens, double ms) {
+  return ms > 0.0 ? tokens / ms * 1e3 : 0.0;
+}
+
+static json_t *timings_json(const pkv_choice_state *s) {
+  const double prompt_ms = milliseconds(s->arrived_ns, s->first_ns);
+  const double predicted_ms = milliseconds(s->first_ns, s->last_ns);
+  const int32_t read = s->prompt_tokens - s->cached_tokens, made = s->generated;
+  return json_pack("{s:i, s:i, s:f, s:f, s:f, s:i, s:f, s:f, s:f}", "cache_n", s->cached_tokens,
+                   "prompt_n", read, "prompt_ms", prompt_ms, "prompt_per_token_ms",
+                   read > 0 ? prompt_ms / read : 0.0, "prompt_per_second",
+                   per_second(read, prompt_ms), "predicted_n", made, "predicted_ms", predicted_ms,
+                   "predicted_per_token_ms", made > 1 ? predicted_ms / (made - 1) : 0.0,
+                   "predicted_per_second", per_second(made - 1, predicted_ms));
+}
+
+static json_t *llama_end(const pkv_reply *reply, const pkv_choice_state *s, const char *text,
+                         size_t bytes) {
+  const bool word = s->finish == PKV_FINISH_STOP && s->stop >= 0;
+  const char *const why = s->finish == PKV_FINISH_LENGTH ? "limit" : word ? "word" : "eos";
+  return json_pack("{s:i, s:s%, s:[], s:i, s:b, s:s, s:i, s:i, s:b, s:s, s:s, s:i, s:o}", "index",
+                   0, "content", text, bytes, "tokens", "id_slot", 0, "stop", 1, "model",
+                   reply->name, "tokens_predicted", s->generated, "tokens_evaluated",
+                   s->prompt_tokens, "truncated", 0, "stop_type", why, "stopping_word",
+                   word ? reply->stops->text[s->stop] : "", "tokens_cached", s->cached_tokens,
+                   "timings", timings_json(s));
+}
+
+static json_t *llama_whole(const pkv_reply *reply, const pkv_whole *w) {
+  json_t *const body = llama_end(reply, &w->state, w->piece.text.size > 0 ? w->piece.text.data : "",
+                                 w->piece.text.size);
+  if (reply->logprobs)
+    (void)json_object_set_new(body, "completion_probabilities",
+                              pkv_logprobs_llama(reply, &w->piece));
+  return body;
+}
+
+static json_t *llama_delta(const pkv_reply *reply, const pkv_piece *piece) {
+  json_t *const body = json_pack("{s:i, s:s%, s:[], s:b}", "index", 0, "content",
+                                 piece->text.size > 0 ? piece->text.data : "", piece->text.size,
+                                 "tokens", "stop", 0);
+  if (reply->logprobs)
+    (void)json_object_set_new(body, "completion_probabilities", pkv_logprobs_llama(reply, piece));
+  return body;
+}
+
+/* --- OpenAI's ------------------------------------------------------------------------------ */
+
+static json_t *choice_json(const pkv_reply *reply, int32_t index, const pkv_whole *w) {
+  const char *const text = w->piece.text.size > 0 ? w->piece.text.data : "";
+  const char *const finish = finish_text(w->state.finish);
+  if (reply->kind == PKV_API_CHAT)
+    return json_pack("{s:i, s:{s:s, s:s%, s:n}, s:o, s:s}", "index", index, "message", "role",
+                     "assistant", "content", text, w->piece.text.size, "refusal", "logprobs",
+                     pkv_logprobs_chat(reply, &w->piece), "finish_reason", finish);
+  return json_pack("{s:i, s:s%, s:o, s:s}", "index", index, "text", text, w->piece.text.size,
+                   "logprobs", pkv_logprobs_legacy(reply, &w->piece), "finish_reason", finish);
+}
+
+pkv_status pkv_reply_whole(pkv_buffer *out, const pkv_reply *reply, const pkv_whole *choices,
+                           int32_t count, int32_t n, pkv_error *err) {
+  if (reply->kind == PKV_API_LLAMA) return pkv_json_append(out, llama_whole(reply, choices), err);
+  json_t *const list = json_array();
+  for (int32_t i = 0; i < count; i++)
+    (void)json_array_append_new(list, choice_json(reply, i, &choices[i]));
+  return pkv_json_append(
+      out,
+      json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", reply->id, "object",
+                reply->kind == PKV_API_CHAT ? "chat.completion" : "text_completion", "created",
+                (json_int_t)reply->created, "model", reply->name, "choices", list, "usage",
+                usage_json(&choices->state, sizeof *choices, count, n)),
+      err);
 }
 
 /* One event; takes `choices` over. `usage` is NULL for all but the last one. */
@@ -71,100 +130,72 @@ static pkv_status append_chunk(pkv_buffer *out, const pkv_reply *reply, json_t *
                                json_t *usage, pkv_error *err) {
   json_t *const chunk =
       json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", reply->id, "object",
-                reply->chat ? "chat.completion.chunk" : "text_completion", "created",
-                (json_int_t)reply->created, "model", reply->model, "choices", choices);
+                reply->kind == PKV_API_CHAT ? "chat.completion.chunk" : "text_completion",
+                "created", (json_int_t)reply->created, "model", reply->name, "choices", choices);
   if (reply->include_usage)
     (void)json_object_set_new(chunk, "usage", usage != NULL ? usage : json_null());
-  return append_event(out, chunk, err);
+  return pkv_json_append_event(out, chunk, err);
 }
 
-pkv_status pkv_reply_open(pkv_buffer *out, const pkv_reply *reply, pkv_error *err) {
-  if (!reply->chat) return PKV_OK;
+pkv_status pkv_reply_open(pkv_buffer *out, const pkv_reply *reply, int32_t choice, pkv_error *err) {
+  if (reply->kind != PKV_API_CHAT) return PKV_OK;
   return append_chunk(out, reply,
-                      json_pack("[{s:i, s:{s:s, s:s}, s:n, s:n}]", "index", 0, "delta", "role",
+                      json_pack("[{s:i, s:{s:s, s:s}, s:n, s:n}]", "index", choice, "delta", "role",
                                 "assistant", "content", "", "logprobs", "finish_reason"),
                       NULL, err);
 }
 
-pkv_status pkv_reply_delta(pkv_buffer *out, const pkv_reply *reply, const char *text, size_t bytes,
-                           pkv_error *err) {
-  json_t *const choices = reply->chat
-                              ? json_pack("[{s:i, s:{s:s%}, s:n, s:n}]", "index", 0, "delta",
-                                          "content", text, bytes, "logprobs", "finish_reason")
-                              : json_pack("[{s:i, s:s%, s:n, s:n}]", "index", 0, "text", text,
-                                          bytes, "logprobs", "finish_reason");
+pkv_status pkv_reply_delta(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
+                           const pkv_piece *piece, pkv_error *err) {
+  const char *const text = piece->text.size > 0 ? piece->text.data : "";
+  const size_t bytes = piece->text.size;
+  if (reply->kind == PKV_API_LLAMA)
+    return pkv_json_append_event(out, llama_delta(reply, piece), err);
+  json_t *const choices =
+      reply->kind == PKV_API_CHAT
+          ? json_pack("[{s:i, s:{s:s%}, s:o, s:n}]", "index", choice, "delta", "content", text,
+                      bytes, "logprobs", pkv_logprobs_chat(reply, piece), "finish_reason")
+          : json_pack("[{s:i, s:s%, s:o, s:n}]", "index", choice, "text", text, bytes, "logprobs",
+                      pkv_logprobs_legacy(reply, piece), "finish_reason");
   return append_chunk(out, reply, choices, NULL, err);
 }
 
-pkv_status pkv_reply_close(pkv_buffer *out, const pkv_reply *reply, const pkv_job_state *state,
-                           pkv_error *err) {
-  if (state->finish != PKV_FINISH_STOP && state->finish != PKV_FINISH_LENGTH) {
+pkv_status pkv_reply_end(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
+                         const pkv_choice_state *state, pkv_error *err) {
+  if (!is_good(state->finish)) {
     PKV_TRY(pkv_buffer_append(out, "data: ", 6, err));
     pkv_api_error error = {500, NULL, "", ""};
     (void)pkv_api_refuse(&error, 500, "engine_failed", "", "the answer could not be finished");
     PKV_TRY(pkv_reply_error(out, &error, err));
     return pkv_buffer_append(out, "\n\n", 2, err);
   }
+  if (reply->kind == PKV_API_LLAMA)
+    return pkv_json_append_event(out, llama_end(reply, state, "", 0), err);
   const char *const reason = finish_text(state->finish);
-  json_t *const choices = reply->chat ? json_pack("[{s:i, s:{}, s:n, s:s}]", "index", 0, "delta",
-                                                  "logprobs", "finish_reason", reason)
-                                      : json_pack("[{s:i, s:s, s:n, s:s}]", "index", 0, "text", "",
-                                                  "logprobs", "finish_reason", reason);
-  PKV_TRY(append_chunk(out, reply, choices, NULL, err));
-  if (reply->include_usage) PKV_TRY(append_chunk(out, reply, json_array(), usage_json(state), err));
+  json_t *const choices = reply->kind == PKV_API_CHAT
+                              ? json_pack("[{s:i, s:{}, s:n, s:s}]", "index", choice, "delta",
+                                          "logprobs", "finish_reason", reason)
+                              : json_pack("[{s:i, s:s, s:n, s:s}]", "index", choice, "text", "",
+                                          "logprobs", "finish_reason", reason);
+  return append_chunk(out, reply, choices, NULL, err);
+}
+
+pkv_status pkv_reply_close(pkv_buffer *out, const pkv_reply *reply, const pkv_choice_state *states,
+                           int32_t count, int32_t n, pkv_error *err) {
+  for (int32_t i = 0; i < count; i++)
+    if (!is_good(states[i].finish)) return PKV_OK; /* the error was the last event */
+  if (reply->kind == PKV_API_LLAMA) return PKV_OK;
+  if (reply->include_usage)
+    PKV_TRY(
+        append_chunk(out, reply, json_array(), usage_json(states, sizeof *states, count, n), err));
   return pkv_buffer_append(out, "data: [DONE]\n\n", 14, err);
 }
 
-pkv_status pkv_reply_models(pkv_buffer *out, const char *model, int64_t created, int32_t longest,
+pkv_status pkv_reply_models(pkv_buffer *out, const char *name, int64_t created, int32_t longest,
                             pkv_error *err) {
-  return append_json(out,
-                     json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:i}]}", "object", "list", "data",
-                               "id", model, "object", "model", "created", (json_int_t)created,
-                               "owned_by", "persistentkv", "max_model_len", (int)longest),
-                     err);
-}
-
-static pkv_status metric(pkv_buffer *out, const char *name, const char *type, const char *help,
-                         int64_t value, pkv_error *err) {
-  return pkv_buffer_printf(out, err, "# HELP pkv_%s %s\n# TYPE pkv_%s %s\npkv_%s %lld\n", name,
-                           help, name, type, name, (long long)value);
-}
-
-pkv_status pkv_reply_metrics(pkv_buffer *out, const pkv_loop_counters *c, int64_t connections,
-                             int64_t requests, pkv_error *err) {
-  static const char *const reasons[] = {NULL, "stop", "length", "abort", "error"};
-  const pkv_engine_stats *const e = &c->engine;
-  const struct {
-    const char *name, *type, *help;
-    int64_t value;
-  } rows[] = {
-      {"num_requests_live", "gauge", "Requests accepted and not finished", c->live},
-      {"num_requests_running", "gauge", "Requests in the batch", e->rows_running},
-      {"num_requests_waiting", "gauge", "Requests that wait inside the engine", e->rows_waiting},
-      {"http_connections", "gauge", "Open connections", connections},
-      {"http_requests_total", "counter", "HTTP requests that were answered", requests},
-      {"requests_accepted_total", "counter", "Requests given to the engine", c->accepted},
-      {"requests_refused_total", "counter", "Requests refused because the queue was full",
-       c->refused_full},
-      {"prompt_tokens_total", "counter", "Prompt tokens of accepted requests", c->prompt_tokens},
-      {"prompt_tokens_reused_total", "counter", "Prompt tokens found in pages of live requests",
-       e->prompt_tokens_reused},
-      {"prefill_tokens_total", "counter", "Tokens computed in prefill", e->prefill_tokens},
-      {"generation_tokens_total", "counter", "Tokens generated", c->generated_tokens},
-      {"engine_steps_total", "counter", "Steps of the engine", e->steps},
-      {"num_preemptions_total", "counter", "Requests that lost their pages and came back",
-       e->preemptions},
-      {"kv_pages_total", "gauge", "Pages of the cache", e->pages_total},
-      {"kv_pages_in_use", "gauge", "Pages that requests hold", e->pages_in_use},
-      {"kv_pages_shared", "gauge", "Pages that more than one request holds", e->pages_shared},
-  };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-    PKV_TRY(metric(out, rows[i].name, rows[i].type, rows[i].help, rows[i].value, err));
-  PKV_TRY(pkv_buffer_printf(out, err,
-                            "# HELP pkv_request_finished_total Requests by how they ended\n"
-                            "# TYPE pkv_request_finished_total counter\n"));
-  for (int i = 1; i <= 4; i++)
-    PKV_TRY(pkv_buffer_printf(out, err, "pkv_request_finished_total{finished_reason=\"%s\"} %lld\n",
-                              reasons[i], (long long)c->finished[i]));
-  return PKV_OK;
+  return pkv_json_append(out,
+                         json_pack("{s:s, s:[{s:s, s:s, s:I, s:s, s:i}]}", "object", "list", "data",
+                                   "id", name, "object", "model", "created", (json_int_t)created,
+                                   "owned_by", "persistentkv", "max_model_len", (int)longest),
+                         err);
 }

@@ -50,7 +50,7 @@ static void open_connection(pkv_server *server, struct MHD_Connection *http, voi
   c->next = server->connections;
   if (c->next != NULL) c->next->at = &c->next;
   server->connections = c;
-  server->connection_count++;
+  server->counters.connections++;
   /* No events asked for: resets and hang-ups are reported all the same, a FIN alone is not. */
   struct epoll_event event = {.events = EPOLLET, .data.ptr = c};
   (void)epoll_ctl(server->poll_fd, EPOLL_CTL_ADD, c->fd, &event);
@@ -62,7 +62,7 @@ static void close_connection(pkv_server *server, pkv_connection *c) {
   (void)epoll_ctl(server->poll_fd, EPOLL_CTL_DEL, c->fd, NULL);
   *c->at = c->next;
   if (c->next != NULL) c->next->at = c->at;
-  server->connection_count--;
+  server->counters.connections--;
   pkv_free(&a, c, sizeof *c);
 }
 
@@ -93,7 +93,9 @@ static void enforce_times(pkv_server *server) {
   for (pkv_connection *c = server->connections, *next; c != NULL; c = next) {
     next = c->next;
     const bool idle = c->owed == PKV_OWED_NEXT || (c->owed == PKV_OWED_HEADER && !c->exchange);
-    if (now - c->since_ns > limits[c->owed] || (server->draining && idle))
+    const bool late = now - c->since_ns > limits[c->owed];
+    if (late && !c->gone) server->counters.timeouts[c->owed]++;
+    if (late || (server->draining && idle))
       drop_connection(c);
     else if (c->exchange != NULL)
       pkv_exchange_ping(c->exchange, now);
@@ -196,10 +198,21 @@ static pkv_status start_http(pkv_server *server, pkv_error *err) {
   return watch(server, info->epoll_fd, &server->daemon, err);
 }
 
+static uint64_t read_secret(void) {
+  uint64_t secret = 0;
+  FILE *const file = fopen("/dev/urandom", "rb");
+  if (file == NULL || fread(&secret, sizeof secret, 1, file) != 1)
+    secret = (uint64_t)pkv_clock_ns();
+  if (file != NULL) (void)fclose(file);
+  return secret;
+}
+
 static pkv_status start(pkv_server *server, pkv_error *err) {
   sigset_t signals;
   if (server->options->key_file != NULL)
     PKV_TRY(pkv_api_keys_read(&server->keys, server->options->key_file, err));
+  if (server->options->keys != NULL)
+    PKV_TRY(pkv_api_keys_add(&server->keys, server->options->keys, err));
   server->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   server->poll_fd = epoll_create1(EPOLL_CLOEXEC);
   (void)sigemptyset(&signals);
@@ -211,16 +224,16 @@ static pkv_status start(pkv_server *server, pkv_error *err) {
             "no descriptor to wait on: %s", strerror(errno));
   PKV_TRY(listen_on(server, err));
   const int32_t port = bound_port(server->listen_fd);
-  PKV_TRY(pkv_loop_create(&server->loop, server->model, &server->options->engine, server->wake_fd,
-                          err));
-  pkv_loop_counters counters;
-  pkv_loop_get_counters(&counters, server->loop);
-  server->longest = counters.engine.max_seq_len;
   server->created = (int64_t)time(NULL);
+  server->started_ns = pkv_clock_ns();
+  server->secret = read_secret();
   PKV_TRY(watch(server, server->wake_fd, &server->wake_fd, err));
   PKV_TRY(watch(server, server->signal_fd, &server->signal_fd, err));
   PKV_TRY(start_http(server, err));
-  if (server->options->ready != NULL) server->options->ready(server->options->user, port);
+  const pkv_serve_options *const o = server->options;
+  const pkv_loop_options loop = {o->load, o->user, o->engine, server->wake_fd};
+  PKV_TRY(pkv_loop_create(&server->loop, &loop, err));
+  if (o->listening != NULL) o->listening(o->user, port);
   return PKV_OK;
 }
 
@@ -264,6 +277,17 @@ static void begin_drain(pkv_server *server) {
   if (fd != MHD_INVALID_SOCKET) (void)close(fd);
 }
 
+/* The model came, or it never will, or the engine is given up. */
+static void take_phase(pkv_server *server) {
+  pkv_loop_counters counters;
+  pkv_loop_get_counters(&counters, server->loop);
+  if (counters.phase == PKV_LOOP_FAILED) server->failed = true;
+  if (counters.phase != PKV_LOOP_READY || server->model != NULL) return;
+  server->longest = counters.engine.max_seq_len;
+  server->model = pkv_loop_model(server->loop);
+  pkv_log(PKV_LOG_INFO, "server", "the model is ready");
+}
+
 /* Waits once and does what there is to do; *signals counts. */
 static void turn(pkv_server *server, int *signals) {
   struct epoll_event events[EVENTS];
@@ -276,11 +300,14 @@ static void turn(pkv_server *server, int *signals) {
     if (what == &server->daemon) continue;
     if (what == &server->wake_fd) {
       drain_counter(server->wake_fd);
+      take_phase(server);
       poke_all(server);
     } else if (what == &server->signal_fd) {
       *signals += read_signals(server->signal_fd);
     } else if ((events[i].events & (EPOLLERR | EPOLLHUP)) != 0u) {
-      drop_connection(what);
+      pkv_connection *const c = what;
+      if (!c->gone && c->exchange != NULL) server->counters.hang_ups++;
+      drop_connection(c);
     }
   }
   /* In this order: bytes that came while this thread had no processor came in time. */
@@ -296,7 +323,7 @@ static bool nothing_runs(const pkv_server *server) {
 
 static pkv_status serve(pkv_server *server, pkv_error *err) {
   int signals = 0;
-  while (signals == 0)
+  while (signals == 0 && !server->failed)
     turn(server, &signals);
   const int64_t begin = pkv_clock_ns();
   begin_drain(server);
@@ -308,18 +335,24 @@ static pkv_status serve(pkv_server *server, pkv_error *err) {
   const int64_t end = pkv_clock_ns();
   while (finished && signals < 2 && server->connections != NULL && pkv_clock_ns() - end < FLUSH_NS)
     turn(server, &signals);
+  if (server->failed) { /* ends, so that whoever watches this process starts it again */
+    pkv_error why = {PKV_OK, "", ""};
+    pkv_loop_get_failure(&why, server->loop);
+    if (err != NULL) *err = why;
+    return why.status;
+  }
   PKV_CHECK(err, finished, PKV_E_STATE, "requests were cancelled when the server ended%s",
             signals < 2 ? "" : " (second signal)");
   return PKV_OK;
 }
 
-pkv_status pkv_serve(const pkv_serve_options *options, const pkv_model *model, pkv_error *err) {
+pkv_status pkv_serve(const pkv_serve_options *options, pkv_error *err) {
   pkv_server server;
   memset(&server, 0, sizeof server);
   server.options = options;
-  server.model = model;
   server.listen_fd = server.wake_fd = server.signal_fd = server.poll_fd = -1;
-  PKV_CHECK(err, options != NULL && model != NULL, PKV_E_INVALID, "options or model is NULL");
+  PKV_CHECK(err, options != NULL && options->load != NULL, PKV_E_INVALID,
+            "options or options->load is NULL");
   pkv_status status = start(&server, err);
   if (status == PKV_OK) status = serve(&server, err);
   stop(&server);

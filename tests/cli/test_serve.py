@@ -27,7 +27,8 @@ ARGS = ["--ctx", "512", "--cache", "4096", "--requests", "8", "--header-timeout"
 class Server:
     """One running server; what it wrote to stderr is checked at the end."""
 
-    def __init__(self, *args):
+    def __init__(self, *args, ready=True, key=None):
+        self.headers = {"Authorization": "Bearer " + key} if key else {}
         self.process = subprocess.Popen([PKV, "serve", MODEL, "--port", "0", *args],
                                         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         line = self.process.stderr.readline().decode()
@@ -36,6 +37,14 @@ class Server:
             self.process.kill()
             raise AssertionError(line + self.process.stderr.read().decode())
         self.port = int(found[1])
+        if ready:
+            self.wait_ready()
+
+    def wait_ready(self):
+        end = time.monotonic() + LIMIT_S
+        while self.request("GET", "/ready", None, self.headers)[0] != 200:
+            assert time.monotonic() < end and self.process.poll() is None, self.end()
+            time.sleep(0.01)
 
     def end(self, number=signal.SIGTERM):
         """(exit code, rest of stderr)"""
@@ -149,7 +158,9 @@ class Serve(unittest.TestCase):
         self.assertEqual(answer["usage"], {
             "prompt_tokens": whole["prompt_tokens"],
             "completion_tokens": whole["generated_tokens"],
-            "total_tokens": whole["prompt_tokens"] + whole["generated_tokens"]})
+            "total_tokens": whole["prompt_tokens"] + whole["generated_tokens"],
+            "prompt_tokens_details": {"cached_tokens": answer["usage"]["prompt_tokens_details"]
+                                      ["cached_tokens"]}})
         self.assertLess(abs(answer["created"] - time.time()), 3600)
         again = self.server.post("/v1/completions", dict(fields, prompt=[fields["prompt"]]))[1]
         self.assertEqual(again["choices"][0]["text"], text)
@@ -208,6 +219,130 @@ class Serve(unittest.TestCase):
         self.assertEqual(answer["choices"][0]["finish_reason"],
                          chunks[-1]["choices"][0]["finish_reason"])
 
+    def test_choices(self):
+        """n answers are n seeded ones; a list of prompts is answered in its order (S12)."""
+        prompts = ["The capital of France is", "Once upon a time"]
+        fields = {"prompt": prompts, "max_tokens": 6, "temperature": 1, "seed": 7, "n": 3}
+        status, answer = self.server.post("/v1/completions", fields)
+        self.assertEqual(status, 200, answer)
+        self.assertEqual([c["index"] for c in answer["choices"]], list(range(6)))
+        texts = [c["text"] for c in answer["choices"]]
+        self.assertGreater(len(set(texts)), 2, texts)
+        again = self.server.post("/v1/completions", fields)[1]
+        self.assertEqual([c["text"] for c in again["choices"]], texts)
+        self.assertEqual(answer["usage"]["completion_tokens"], 36)
+        chunks = [json.loads(e) for e in self.server.events("/v1/completions", fields)[:-1]]
+        streamed = [""] * 6
+        for chunk in chunks:
+            streamed[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
+        self.assertEqual(streamed, texts)
+        greedy = self.server.post("/v1/completions", dict(fields, temperature=0))[1]
+        self.assertEqual(len({c["text"] for c in greedy["choices"][:3]}), 1)
+
+    def test_logprobs(self):
+        fields = {"prompt": "The capital of France is", "max_tokens": 3, "temperature": 0,
+                  "logprobs": 2}
+        choice = self.server.post("/v1/completions", fields)[1]["choices"][0]
+        probs = choice["logprobs"]
+        self.assertEqual("".join(probs["tokens"]), choice["text"])
+        self.assertEqual([max(top.values()) for top in probs["top_logprobs"]],
+                         probs["token_logprobs"])
+        self.assertEqual(probs["text_offset"][0], 0)
+        hot = self.server.post("/v1/completions", dict(fields, temperature=1.5, top_k=1))[1]
+        self.assertEqual(hot["choices"][0]["logprobs"], probs)  # of the model, not of sampling
+        echo = self.server.post("/v1/completions", dict(fields, echo=True, max_tokens=1))[1]
+        scored = echo["choices"][0]["logprobs"]
+        self.assertEqual(len(scored["tokens"]), echo["usage"]["prompt_tokens"] + 1)
+        self.assertIsNone(scored["token_logprobs"][0])
+        self.assertTrue(all(p <= 0 for p in scored["token_logprobs"][1:]))
+        self.assertTrue(echo["choices"][0]["text"].startswith(fields["prompt"]))
+        only = self.server.post("/v1/completions", dict(fields, echo=True, max_tokens=0))[1]
+        self.assertEqual(only["choices"][0]["text"], fields["prompt"])
+        chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4,
+                "temperature": 0, "logprobs": True, "top_logprobs": 2}
+        message = self.server.post("/v1/chat/completions", chat)[1]["choices"][0]
+        content = message["logprobs"]["content"]
+        self.assertEqual("".join(t["token"] for t in content), message["message"]["content"])
+        self.assertEqual([len(t["top_logprobs"]) for t in content], [2] * len(content))
+        self.assertEqual(bytes(content[0]["bytes"]).decode(), content[0]["token"])
+        for more, param in (({"top_logprobs": 21}, "top_logprobs"),
+                            ({"logprobs": False}, "top_logprobs")):
+            self.refused(self.server.post("/v1/chat/completions", dict(chat, **more)), 400, param)
+
+    def test_text_routes(self):
+        text = "Hi <|im_start|> é"
+        for name in ("content", "prompt"):
+            status, answer = self.server.post("/tokenize", {name: text, "parse_special": False})
+            self.assertEqual(status, 200, answer)
+            back = self.server.post("/detokenize", {"tokens": answer["tokens"]})[1]
+            self.assertEqual((back["content"], back["prompt"]), (text, text))
+        fewer = self.server.post("/tokenize", {"content": text, "with_pieces": True})[1]
+        self.assertLess(fewer["count"], answer["count"])
+        self.assertIn("<|im_start|>", [t["piece"] for t in fewer["tokens"]])
+        messages = [{"role": "user", "content": "Hi"}]
+        prompt = self.server.post("/apply-template", {"messages": messages})[1]["prompt"]
+        self.assertTrue(prompt.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+                        prompt)
+        for path, body, param in (("/tokenize", {}, "content"), ("/tokenize", {"content": 5},
+                                  "content"), ("/detokenize", {"tokens": [10**9]}, "tokens"),
+                                  ("/detokenize", {}, "tokens"), ("/apply-template", {},
+                                  "messages")):
+            self.refused(self.server.post(path, body), 400, param)
+
+    def test_llama_route(self):
+        text = run_text("Count: 1, 2, 3,", 8)[0]
+        fields = {"prompt": "Count: 1, 2, 3,", "n_predict": 8, "temperature": 0,
+                  "repeat_penalty": 1.0, "cache_prompt": True}
+        status, answer = self.server.post("/completion", fields)
+        self.assertEqual((status, answer["content"], answer["stop_type"]), (200, text, "limit"))
+        self.assertEqual(answer["timings"]["predicted_n"], 8)
+        events = [json.loads(e) for e in self.server.events("/completion", fields)]
+        self.assertEqual("".join(e["content"] for e in events), text)
+        self.assertEqual([e["stop"] for e in events], [False] * (len(events) - 1) + [True])
+        word = self.server.post("/completion", dict(fields, stop=[text[3:6]]))[1]
+        self.assertEqual((word["stop_type"], word["stopping_word"]), ("word", text[3:6]))
+
+    def test_sampling_fields(self):
+        fields = {"prompt": "The capital of France is", "max_tokens": 1, "temperature": 0}
+        first = self.server.post("/tokenize", {"content": self.server.post(
+            "/v1/completions", fields)[1]["choices"][0]["text"]})[1]["tokens"][0]
+        other = dict(fields, logit_bias={str(first): -100})
+        self.assertNotEqual(self.server.post("/v1/completions", other)[1]["choices"][0]["text"],
+                            self.server.post("/v1/completions", fields)[1]["choices"][0]["text"])
+        status, answer = self.server.post("/v1/completions", dict(
+            fields, min_p=0.1, repetition_penalty=1.1, presence_penalty=1, frequency_penalty=-1,
+            min_tokens=1, cache_salt="mine"))
+        self.assertEqual(status, 200, answer)
+
+    def test_cached_tokens(self):
+        """K1: a prompt that is cached whole still computes its last token, and answers the same."""
+        for count in (15, 16, 17, 32, 33):
+            fields = {"prompt": [count + 50] * count, "max_tokens": 4, "temperature": 0}
+            cold = self.server.post("/v1/completions", fields)[1]
+            warm = self.server.post("/v1/completions", fields)[1]
+            self.assertEqual(cold["choices"], warm["choices"])
+            cached = warm["usage"]["prompt_tokens_details"]["cached_tokens"]
+            self.assertEqual(cached, (count - 1) // 16 * 16)
+            salted = self.server.post("/v1/completions", dict(fields, cache_salt="other"))[1]
+            self.assertEqual(salted["usage"]["prompt_tokens_details"]["cached_tokens"], 0)
+
+    def test_state_routes(self):
+        props = json.loads(self.server.request("GET", "/props")[2])
+        self.assertEqual(props["default_generation_settings"]["n_ctx"], 512)
+        with self.open_stream() as link:
+            link.recv(100)
+            slots = json.loads(self.server.request("GET", "/slots")[2])
+            self.assertEqual([s["is_processing"] for s in slots], [True] + [False] * 31)
+            state = json.loads(self.server.request("GET", "/dashboard/state")[2])
+            self.assertEqual((state["phase"], state["live"], len(state["tree"])), ("ready", 1, 1))
+        page = self.server.request("GET", "/")
+        self.assertIn("default-src 'none'", page[1]["Content-Security-Policy"])
+        ids = {"X-Request-Id": "mine-1"}
+        self.assertEqual(self.server.request("GET", "/health", None, ids)[1]["X-Request-Id"],
+                         "mine-1")
+        bad = self.server.request("GET", "/health", None, {"X-Request-Id": 'a"b'})
+        self.assertTrue(bad[1]["X-Request-Id"].startswith("req-"), bad)
+
     def test_stop_strings(self):
         text = run_text("A B C D E F G H I J K", 24)[0]
         self.assertGreater(len(text), 12, text)
@@ -240,12 +375,13 @@ class Serve(unittest.TestCase):
                 ("max_tokens", (0, -1, -2**31, 2**31, 2**53 + 1, "5", True, 1.5, [])),
                 ("temperature", (-1, 101, "0", True, {})),
                 ("top_p", (0, -0.1, 1.1, "1")), ("top_k", (-2, 2**40, 0.5)),
-                ("seed", (1.5, "7", 1e30)), ("n", (0, 2, 10**9)), ("best_of", (2,)),
+                ("seed", (1.5, "7", 1e30)), ("n", (0, 17, 10**9)), ("best_of", (2,)),
                 ("stream", (1, "true")), ("stop", ("", 1, ["a", 2], ["x"] * 17, "y" * 257)),
-                ("logit_bias", ({"1": 5},)), ("tools", ([{}],)), ("model", (5,)),
-                ("logprobs", (1, True)), ("response_format", ({"type": "json_object"},)),
-                ("frequency_penalty", (0.5,)), ("stream_options", (5, {"include_usage": True})),
-                ("ignore_eos", (1,)), ("prompt", (5, {}, [], "", ["a", "b"], [""], [[]], [-1],
+                ("logit_bias", ({"a": 5}, {"-1": 5}, {"191222": 5}, 5)), ("tools", ([{}],)),
+                ("model", (5,)),
+                ("logprobs", (6, -1, True)), ("response_format", ({"type": "json_object"},)),
+                ("frequency_penalty", (2.5,)), ("stream_options", (5, {"include_usage": True})),
+                ("ignore_eos", (1,)), ("prompt", (5, {}, [], "", [5, "b"], [""], [[]], [-1],
                                                   [10**9], [1, "a"]))):
             for value in values:
                 answer = self.server.post("/v1/completions", dict(good, **{name: value}))
@@ -364,7 +500,7 @@ class Serve(unittest.TestCase):
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             link.close()
         after = self.server.wait_for(lambda m: m["num_requests_live"] == 0, "all cancelled")
-        name = 'request_finished_total{finished_reason="abort"}'
+        name = 'request_success_total{finished_reason="abort"}'
         self.assertEqual(after[name] - before[name], 3)
         generated = after["generation_tokens_total"] - before["generation_tokens_total"]
         self.assertLess(generated, 600)
@@ -500,7 +636,7 @@ class Modes(unittest.TestCase):
         with tempfile.NamedTemporaryFile("w") as keys:
             keys.write("# two keys\nfirst-key\n\nsecond-key\r\n")
             keys.flush()
-            server = Server(*ARGS, "--api-key-file", keys.name)
+            server = Server(*ARGS, "--api-key-file", keys.name, key="first-key")
         body = json.dumps({"prompt": "a", "max_tokens": 1})
         routes = (("GET", "/v1/models", None), ("GET", "/metrics", None),
                   ("POST", "/v1/completions", body), ("POST", "/v1/chat/completions", body))
@@ -530,6 +666,31 @@ class Modes(unittest.TestCase):
                                       check=False)
             self.assertEqual(done.returncode, 1, text)
             self.assertIn(complaint, done.stderr.decode())
+
+
+class Loading(unittest.TestCase):
+    def test_no_model(self):
+        """O13, O14: the port is bound before the model is there; without one the process ends."""
+        done = subprocess.run([PKV, "serve", "/no/such/file", "--port", "0"], capture_output=True,
+                              timeout=LIMIT_S, check=False)
+        lines = done.stderr.decode().splitlines()
+        self.assertEqual(done.returncode, 1, lines)
+        self.assertIn("listening on", lines[0])
+        self.assertIn("/no/such/file", lines[1])
+
+    @unittest.skipUnless(HAVE_MODEL, "the model is not there")
+    def test_loading(self):
+        """O13: a request that comes while the model is loaded is answered 503, or served."""
+        server = Server(*ARGS, ready=False)
+        body = json.dumps({"prompt": "a", "max_tokens": 1})
+        status, headers, text = server.request("POST", "/v1/completions", body)
+        if status != 200:
+            self.assertEqual((status, headers["Retry-After"]), (503, "1"))
+            self.assertEqual(json.loads(text)["error"]["code"], "loading")
+        self.assertIn(json.loads(server.request("GET", "/health")[2])["status"], ("ok", "loading"))
+        server.wait_ready()
+        self.assertEqual(server.request("POST", "/v1/completions", body)[0], 200)
+        self.assertEqual(server.end(), (0, ""))
 
 
 class Arguments(unittest.TestCase):

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the engine's thread (engine_loop.c) and the other one's calls (loop_calls.c) share. */
+#ifndef PKV_SERVER_LOOP_PARTS_H
+#define PKV_SERVER_LOOP_PARTS_H
+
+#include <pthread.h>
+
+#include "server/engine_loop.h"
+
+/* Text that one choice may have waiting for its client. Answers are bounded by the context, so that
+ * this only ends those whose client has long been unable to keep up. */
+#define PKV_WAITING_BYTES ((size_t)1 << 20)
+#define PKV_RECORD_BYTES  ((size_t)32 << 20)
+
+typedef struct pkv_job_choice {
+  pkv_job *job;
+  int32_t index;
+  /* the engine thread's */
+  pkv_answer answer;
+  pkv_buffer records; /* of tokens whose text is not ready yet */
+  int32_t sampled, stop;
+  pkv_finish ended; /* what it ends with, also where the engine says cancelled later */
+  pkv_status status;
+  /* under the lock */
+  pkv_piece piece;
+  pkv_choice_state state;
+} pkv_job_choice;
+
+struct pkv_job {
+  /* fixed once submitted */
+  uint64_t number;
+  pkv_tokens prompt;
+  pkv_request request;
+  pkv_stops stops;
+  const char *stop_texts[PKV_MAX_STOPS];
+  int32_t n;
+  pkv_logit_bias *bias;
+  /* the engine thread's */
+  int64_t id; /* in the engine; 0 = not there */
+  /* under the lock */
+  pkv_job *next, **at;  /* in the inbox, then among the active */
+  int32_t left_choices; /* not ended */
+  bool news, left, cancel;
+  int64_t left_step;        /* engine steps begun when the client left */
+  pkv_job_choice choices[]; /* [n] */
+};
+
+struct pkv_loop {
+  pkv_loop_options options;
+  pkv_engine *engine; /* the thread's */
+  pkv_event *events;
+  size_t event_count;
+  int32_t max_choices;
+  pthread_t thread;
+  pthread_mutex_t lock; /* guards everything below */
+  pthread_cond_t work;  /* something for the thread */
+  pkv_model *model;     /* written once */
+  pkv_error failure;
+  pkv_job *inbox, **inbox_end;
+  pkv_job *active;
+  uint64_t next_job;
+  int64_t steps_begun;
+  bool quit;
+  bool cancels; /* some job has `cancel` set and is not cancelled yet */
+  pkv_loop_counters counters;
+};
+
+/* A job that nobody knows of any more. */
+void pkv_job_free(pkv_job *job);
+
+#endif
