@@ -32,7 +32,7 @@ static const char *const isas[] = {"auto", "reference", "scalar", "avx2", "avx51
 
 #define O bench_model_options
 static const pkv_option options_table[] = {
-    PKV_REQUIRED(O, model, 'm', "model", "FILE", "GGUF model file"),
+    PKV_REQUIRED(O, model, 'm', "model", "FILE", "GGUF file, or folder of safetensors"),
     PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
              "prefill: prompts of so many tokens, separated by commas; 0 = none"),
     PKV_INT(O, generate, 'n', "generate", "N", "64", 0, MAX_TOKENS,

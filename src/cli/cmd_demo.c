@@ -24,7 +24,7 @@ typedef struct demo_options {
 } demo_options;
 
 static const pkv_option options_table[] = {
-    PKV_REQUIRED(demo_options, model, 'm', "model", "FILE", "GGUF model file"),
+    PKV_REQUIRED(demo_options, model, 'm', "model", "FILE", "GGUF file, or folder of safetensors"),
     PKV_INT(demo_options, requests, 'r', "requests", "N", "32", 1, PKV_DEMO_REQUESTS,
             "questions asked in all"),
     PKV_INT(demo_options, groups, 'g', "groups", "N", "4", 1, PKV_DEMO_GROUPS,

@@ -21,7 +21,7 @@ static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
 static const char *const activation_names[] = {"i8", "f32", NULL};
 
 static const pkv_option options_table[] = {
-    PKV_REQUIRED(run_options, model, 'm', "model", "FILE", "GGUF model file"),
+    PKV_REQUIRED(run_options, model, 'm', "model", "FILE", "GGUF file, or folder of safetensors"),
     PKV_TEXT(run_options, prompt, 'p', "prompt", "TEXT", NULL, "the prompt"),
     PKV_TEXT(run_options, file, 'f', "file", "FILE", NULL,
              "read the prompt from a file, - is stdin"),

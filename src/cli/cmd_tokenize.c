@@ -15,7 +15,8 @@ typedef struct tokenize_options {
 } tokenize_options;
 
 static const pkv_option options_table[] = {
-    PKV_REQUIRED(tokenize_options, model, 'm', "model", "FILE", "GGUF model file"),
+    PKV_REQUIRED(tokenize_options, model, 'm', "model", "FILE",
+                 "GGUF file, or folder of safetensors"),
     PKV_TEXT(tokenize_options, text, 'p', "prompt", "TEXT", NULL, "the text"),
     PKV_TEXT(tokenize_options, file, 'f', "file", "FILE", NULL,
              "read the text from a file; without one, or with -, from stdin"),
