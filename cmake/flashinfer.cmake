@@ -12,17 +12,28 @@ print(os.path.join(spec.submodule_search_locations[0], 'data') if spec else '')"
       OUTPUT_VARIABLE pkv_fi OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   endif()
 endif()
+function(pkv_flashinfer_module name)
+  add_library(${name} MODULE src/measure/flashinfer_shim.cu)
+  set_target_properties(${name} PROPERTIES PREFIX "" CUDA_ARCHITECTURES 90a
+    CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden)
+  target_include_directories(${name} PRIVATE src ${ARGN})
+  # Its headers throw; the shim catches all of it.
+  target_compile_options(${name} PRIVATE --expt-relaxed-constexpr -w -Xcompiler=-fexceptions)
+  target_link_libraries(${name} PRIVATE CUDA::cudart_static)
+endfunction()
 if(pkv_fi AND EXISTS "${pkv_fi}/include/flashinfer/attention/decode.cuh")
   message(STATUS "FlashInfer: ${pkv_fi}")
-  add_library(pkv_flashinfer MODULE src/measure/flashinfer_shim.cu)
-  set_target_properties(pkv_flashinfer PROPERTIES PREFIX "" CUDA_ARCHITECTURES 90a
-    CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden)
   # Its own CCCL before the toolkit's: as include folders of ours, not as system ones.
-  target_include_directories(pkv_flashinfer PRIVATE src "${pkv_fi}/include"
-    "${pkv_fi}/cccl/libcudacxx/include" "${pkv_fi}/cccl/cub" "${pkv_fi}/cccl/thrust")
-  # Its headers throw; the shim catches all of it.
-  target_compile_options(pkv_flashinfer PRIVATE --expt-relaxed-constexpr -w -Xcompiler=-fexceptions)
-  target_link_libraries(pkv_flashinfer PRIVATE CUDA::cudart_static)
+  pkv_flashinfer_module(pkv_flashinfer "${pkv_fi}/include" "${pkv_fi}/cccl/libcudacxx/include"
+    "${pkv_fi}/cccl/cub" "${pkv_fi}/cccl/thrust")
 else()
   message(STATUS "FlashInfer: not found, route flashinfer will say so")
+endif()
+
+# The release that the seed's paper compares with, from PyPI's source package: its folder, unpacked.
+set(PKV_FLASHINFER_025_DIR "" CACHE PATH "unpacked flashinfer_python-0.2.5, for bench paper")
+if(PKV_FLASHINFER_025_DIR)
+  pkv_flashinfer_module(pkv_flashinfer_025 "${PKV_FLASHINFER_025_DIR}/include"
+    "${PKV_FLASHINFER_025_DIR}/3rdparty/cutlass/include")
+  target_compile_definitions(pkv_flashinfer_025 PRIVATE PKV_FLASHINFER_OLD)
 endif()

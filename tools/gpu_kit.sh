@@ -20,6 +20,13 @@ for program in tests/gpu_tests pkv; do
   strip -o "$kit/gpu/$(basename "$program")" "$build/$program"
 done
 strip -o "$kit/gpu/libpkv.so" "$build/libpkv.so" # for the Python tests
+# FlashInfer's kernels, where its headers were found at configure time
+if cmake --build "$build" --target help | grep -q '^pkv_flashinfer:'; then
+  cmake --build "$build" --target pkv_flashinfer | tail -n 1
+  strip -o "$kit/gpu/pkv_flashinfer.so" "$build/pkv_flashinfer.so"
+else
+  echo "gpu_kit: without FlashInfer's kernels (PKV_FLASHINFER_DIR): the tests there will fail" >&2
+fi
 # All but what comes with the C library.
 for program in "$kit"/gpu/*; do
   [ -f "$program" ] || continue

@@ -6,7 +6,8 @@
 #
 # FOLDER holds gpu_tests, and may hold pkv and a folder lib of shared libraries; by default the one
 # named gpu beside this script. Every suite runs in a process of its own, N at a time (4). With a
-# GPU a skipped test is a failure; without one everything is skipped, and that is said. --perf adds
+# GPU a skipped test is a failure, and so is FlashInfer's absence (pkv_flashinfer.so beside pkv);
+# without one everything is skipped, and that is said. --perf adds
 # the suite of stated times, alone on the device. compute-sanitizer runs over a subset where it is
 # installed. The Python package's tests on the GPU (FlashInfer's tests as a grid among them) run
 # where FOLDER or the one above it holds libpkv.so and python3 has torch, NumPy and pytest. The last
@@ -139,6 +140,22 @@ if [ -x "$pkv" ]; then
     echo "pkv doctor does not call the device ready"
     failed=$((failed + 1))
   fi
+fi
+
+# FlashInfer is one of the policy's routes: here it must be there, take a batch and be right (each
+# route is compared with double arithmetic before it is timed).
+if [ -x "$pkv" ]; then
+  "$pkv" bench attention --device cuda --policy fixed:flashinfer --lengths 4096x4,300 -n 1 \
+    >"$work/flashinfer" 2>&1
+  if [ $? -eq 0 ] && grep -q '^lengths .* flashinfer' "$work/flashinfer"; then
+    passed=$((passed + 1))
+    echo "flashinfer: runs as a route of the policy"
+  else
+    echo "flashinfer is missing or does not run: build pkv_flashinfer.so (cmake/flashinfer.cmake)"
+    tail -n 4 "$work/flashinfer"
+    failed=$((failed + 1))
+  fi
+  { echo "== flashinfer"; cat "$work/flashinfer"; } >>"$log"
 fi
 
 # The library beside the programs, the package from the tree; nothing may be skipped here either.

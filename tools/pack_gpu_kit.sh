@@ -30,6 +30,8 @@ mkdir -p "$kit"
 (cd "$kit" && rm -rf pkv lib bench go_bench.sh COMMIT && mkdir -p lib bench/cells)
 cp "$pkv" "$kit/pkv"
 strip "$kit/pkv"
+rm -f "$kit/pkv_flashinfer.so"
+[ ! -e "$build/pkv_flashinfer.so" ] || strip -o "$kit/pkv_flashinfer.so" "$build/pkv_flashinfer.so"
 cp bench/cells/* "$kit/bench/cells/"
 cp bench/go_bench.sh "$kit/"
 

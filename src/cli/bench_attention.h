@@ -16,6 +16,7 @@ enum { BENCH_ROUTE_ALL, BENCH_WORKQUEUE_FUSED = PKV_ROUTE_SHARED + 1 };
 
 typedef struct bench_options {
   const char *cells, *anchors, *lengths, *trace_file, *only, *threads, *csv, *commit;
+  const char *policy, *profile, *flashinfer;
   int32_t device, route, dtype, layout, isa;
   int32_t query_heads, kv_heads, head_dim, page_tokens, q_len, window;
   int32_t parts, splits, bucket, segment_cost, invariant, chained, rows_permuted;

@@ -22,6 +22,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "cli/bench_attention.h"
+#include "cli/bench_chosen.h"
 #include "cli/bench_fma.h"
 #include "cli/bench_store.h"
 
@@ -101,6 +102,13 @@ static const pkv_option options_table[] = {
     PKV_FLAG(O, cpu_time, 0, "cpu-time",
              "CPU time over threads instead of the clock, for a busy machine"),
     PKV_FLAG(O, huge, 0, "huge-pages", "cache storage on transparent huge pages"),
+    PKV_TEXT(O, policy, 0, "policy", "POLICY", NULL,
+             "each batch by the route that static, roofline, calibrated or fixed:ROUTE chooses, "
+             "beside the fastest"),
+    PKV_TEXT(O, profile, 'p', "profile", "FILE", NULL, "--policy: what pkv calibrate wrote"),
+    PKV_TEXT(O, flashinfer, 0, "flashinfer", "FILE", NULL,
+             "--policy on a GPU: FlashInfer's kernels; default: pkv_flashinfer.so beside the "
+             "program"),
     PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
     PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
     PKV_FLAG(O, json, 0, "json", "print one JSON object instead of the table"),
@@ -625,6 +633,10 @@ static void set_up(bench_frame *frame) {
 
 /* What makes sense on the other device only; returns an exit code. */
 static int check_device_options(const pkv_cli *cli, const bench_options *o) {
+  if (o->policy && (o->csv || o->json || o->route != BENCH_ROUTE_ALL))
+    return pkv_cli_usage(cli, "--policy goes without --route, --csv and --json");
+  if (!o->policy && (o->profile || o->flashinfer))
+    return pkv_cli_usage(cli, "--%s is for --policy", o->profile ? "profile" : "flashinfer");
   if (o->device == 0 && o->layout == BENCH_INTERLEAVED)
     return pkv_cli_usage(cli, "--layout interleaved needs --device cuda");
   if (o->device == 0 && o->route == BENCH_WORKQUEUE_FUSED)
@@ -687,7 +699,9 @@ static int run(const pkv_cli *cli, const void *options) {
   }
   status = open_results(&frame, &err);
   if (status == PKV_OK)
-    status = b.o->device ? bench_device_run(&frame, &err) : run_on_cpu(&frame, &b, &err);
+    status = b.o->policy   ? bench_chosen_run(&frame, &err)
+             : b.o->device ? bench_device_run(&frame, &err)
+                           : run_on_cpu(&frame, &b, &err);
   code = finish(&frame, status, &err);
   bench_cell_list_free(&list);
   return code;

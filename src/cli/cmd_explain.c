@@ -9,9 +9,10 @@
 #include "base/text.h"
 #include "cli/bench_cells.h"
 #include "cli/profile_file.h"
+#include "measure/flashinfer_load.h"
 
 typedef struct explain_options {
-  const char *lens, *profile, *policy;
+  const char *lens, *profile, *policy, *flashinfer;
   int32_t dtype, query_heads, kv_heads, head_dim, page_tokens, q_len, layers;
 } explain_options;
 
@@ -26,6 +27,8 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, policy, 0, "policy", "POLICY", NULL,
              "static, roofline, calibrated or fixed:ROUTE; default: calibrated with a profile, "
              "else roofline"),
+    PKV_TEXT(O, flashinfer, 0, "flashinfer", "FILE", NULL,
+             "FlashInfer's kernels; default: pkv_flashinfer.so beside the program"),
     PKV_INT(O, layers, 0, "layers", "N", "32", 1, 1024, "layers that one plan serves"),
     PKV_CHOICE(O, dtype, 0, "kv-dtype", dtype_choices, "f16", "element type of the cache"),
     PKV_INT(O, query_heads, 0, "query-heads", "N", "32", 1, 1024, "query heads"),
@@ -121,6 +124,16 @@ static pkv_status print_choice(const char *label, pkv_policy policy, pkv_route f
   return PKV_OK;
 }
 
+/* Whether that route could be executed on this machine, and if not, why. */
+static void print_flashinfer(const char *path) {
+  const pkv_flashinfer_api *api;
+  pkv_error why = {PKV_OK, NULL, {0}};
+  if (pkv_flashinfer_load(&api, path, &why) == PKV_OK)
+    (void)printf("flashinfer's kernels are here: bench attention --policy runs them\n");
+  else
+    (void)printf("flashinfer cannot be run here: %s\n", why.text);
+}
+
 static pkv_status explain(const explain_options *o, const bench_batch *b, const pkv_shape *shape,
                           pkv_error *err) {
   const pkv_dtype dtype = (pkv_dtype)o->dtype;
@@ -149,6 +162,7 @@ static pkv_status explain(const explain_options *o, const bench_batch *b, const 
   PKV_TRY(print_choice("static", PKV_POLICY_STATIC, fixed, shape, dtype, b, profile, err));
   PKV_TRY(print_choice("roofline, seed's device", PKV_POLICY_ROOFLINE, fixed, shape, dtype, b, NULL,
                        err));
+  print_flashinfer(o->flashinfer);
   if (profile == NULL) return PKV_OK;
   PKV_TRY(print_choice("roofline, this device", PKV_POLICY_ROOFLINE, fixed, shape, dtype, b,
                        profile, err));

@@ -85,12 +85,34 @@ class Policy(unittest.TestCase):
         code, out, _ = pkv("explain", "--lens", "64k", "--policy", "static")
         self.assertEqual(code, 0)
         self.assertIn("split", out)
+        self.assertIn("flashinfer cannot be run here: ", out)
         for args in (["--lens", "1x"], ["--lens", ""]):
             self.assertEqual(pkv("explain", *args)[0], 2, args)
         for policy in ("calibrated", "fixed:none", "best"):
             code, _, err = pkv("explain", "--lens", "1k", "--policy", policy)
             self.assertEqual(code, 1, policy)
             self.assertIn("polic", err)
+
+    def test_bench_attention_by_policy(self):
+        """The named route is run; one that is missing is replaced, with a reason."""
+        small = ["bench", "attention", "--lengths", "700,30x3", "--query-heads", "8",
+                 "--kv-heads", "2", "--head-dim", "64", "--memory", "64", "-n", "1"]  # fmt: skip
+        for policy, route, reason in (("fixed:split", "split", "fixed"),
+                                      ("static", "balanced", "flashinfer is not available"),
+                                      ("fixed:flashinfer", "balanced", "not available"),
+                                      ("calibrated", "", "calibrated: ")):  # fmt: skip
+            code, out, err = pkv(*small, "--policy", policy, "-p", self.profile)
+            self.assertEqual(code, 0, err)
+            row = next(line for line in out.split("\n") if line.startswith("lengths "))
+            self.assertIn(route, row.split()[2], out)
+            self.assertIn(reason, out)
+            self.assertIn("flashinfer is not here: FlashInfer has no CPU kernels", out)
+            self.assertIn("of 1 batches", out)
+        code, _, err = pkv(*small, "--policy", "calibrated")
+        self.assertEqual(code, 1)
+        self.assertIn("--profile", err)
+        self.assertEqual(pkv(*small, "--profile", self.profile)[0], 2)
+        self.assertEqual(pkv(*small, "--policy", "static", "--json")[0], 2)
 
     def test_bench_policy(self):
         file = os.path.join(self.folder.name, "rows.csv")
@@ -107,10 +129,17 @@ class Policy(unittest.TestCase):
             self.assertEqual(sum(r["chosen"][i] == "1" for r in rows), 30)
 
     def test_bench_paper(self):
+        file = os.path.join(self.folder.name, "paper.csv")
         code, out, err = pkv("bench", "paper", "persistentkv", "--steps", "1", "--seeds", "1",
                              "--divide", "256", "--repeats", "1", "--cpu-time", "--memory",
-                             "256")  # fmt: skip
+                             "256", "--csv", file)  # fmt: skip
         self.assertEqual(code, 0, err)
+        with open(file, encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
+        self.assertEqual({r["table"] for r in rows}, {"speedup", "counters", "splits", "groups"})
+        self.assertIn("v2 policy", {r["route"] for r in rows})
+        for r in rows:
+            self.assertGreater(float(r["wall_us"]), float(r["attend_us"]) * 0.2)
         for word in ("published", "B8 zipf", "launches, work queue", "group"):
             self.assertIn(word, out)
         self.assertEqual(pkv("bench", "paper", "other")[0], 2)

@@ -105,6 +105,21 @@ static void test_features_flashinfer(void **state) {
   near("merges", f[PKV_COST_MERGES], 0);
 }
 
+/* One launch less than the work queue that merges in a second one; else the same work. */
+static void test_features_fused(void **state) {
+  const int32_t lengths[] = {4096, 100, 3000};
+  double queue[N], fused[N];
+  int32_t splits;
+  (void)state;
+  features_of(queue, &splits, PKV_ROUTE_WORKQUEUE, 3, lengths);
+  features_of(fused, &splits, PKV_COST_WORKQUEUE_FUSED, 3, lengths);
+  assert_int_equal(splits, 0);
+  near("launches", queue[PKV_COST_LAUNCHES], 1);
+  near("fused launches", fused[PKV_COST_LAUNCHES], 0);
+  for (int32_t i = 0; i < N; i++)
+    if (i != PKV_COST_LAUNCHES) near(pkv_cost_feature_name(i), fused[i], queue[i]);
+}
+
 static void test_features_empty(void **state) {
   const int32_t lengths[] = {0, 0};
   (void)state;
@@ -312,15 +327,11 @@ static void test_profile_mutated(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_features_balanced),
-      cmocka_unit_test(test_features_buckets),
-      cmocka_unit_test(test_features_flashinfer),
-      cmocka_unit_test(test_features_empty),
-      cmocka_unit_test(test_fit_recovers),
-      cmocka_unit_test(test_fit_stays_positive),
-      cmocka_unit_test(test_choose),
-      cmocka_unit_test(test_profile_text),
-      cmocka_unit_test(test_profile_hostile),
+      cmocka_unit_test(test_features_balanced),   cmocka_unit_test(test_features_buckets),
+      cmocka_unit_test(test_features_flashinfer), cmocka_unit_test(test_features_fused),
+      cmocka_unit_test(test_features_empty),      cmocka_unit_test(test_fit_recovers),
+      cmocka_unit_test(test_fit_stays_positive),  cmocka_unit_test(test_choose),
+      cmocka_unit_test(test_profile_text),        cmocka_unit_test(test_profile_hostile),
       cmocka_unit_test(test_profile_mutated),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
