@@ -518,7 +518,7 @@ def parse():
     parser.add_argument("--without", type=listed, default=[], help="name.layout to leave out")
     parser.add_argument("--dtype", choices=sorted(peer_cells.DTYPES), default="f16")
     parser.add_argument("--reps", type=int, default=15)
-    parser.add_argument("--segment-cost", type=int, default=24, help="of our plans; 0 = default")
+    parser.add_argument("--segment-cost", type=int, default=0, help="of our plans; 0 = default")
     parser.add_argument("--minutes", type=float, default=1e6)
     parser.add_argument("--deadline", type=float, help="the same as seconds since 1970")
     parser.add_argument("--cell-seconds", type=float, default=30)
