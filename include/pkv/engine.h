@@ -246,6 +246,22 @@ PKV_API void pkv_engine_destroy(pkv_engine *engine);
 #define PKV_MAX_STOP_BYTES   256
 #define PKV_MAX_LOGIT_BIAS   1024
 
+/* What an answer's text has to be. Immutable: share freely, also between engines of the model,
+   which has to outlive it. */
+typedef struct pkv_constraint pkv_constraint;
+/*
+ * One JSON object and nothing else (at most 64 levels, 20 blanks in a row, numbers of 15 digits). An
+ * answer that completes it ends with PKV_FINISH_STOP; max_tokens may still cut it, and one that no
+ * token can continue ends with PKV_FINISH_ERROR. Holds a copy of every token's text: make one and
+ * keep it. Any thread.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_constraint_create_json(pkv_constraint **out,
+                                                             const pkv_model *model,
+                                                             const pkv_allocator *allocator,
+                                                             pkv_error *err);
+/* After the requests that use it. NULL is allowed. */
+PKV_API void pkv_constraint_destroy(pkv_constraint *constraint);
+
 typedef struct pkv_logit_bias {
   int32_t token;
   float bias; /* added to the logit, -100 .. 100; -100 or less counts as never */
@@ -290,13 +306,14 @@ typedef struct pkv_request {
   /* Only requests of one salt share pages: a client's own number keeps its prompts from others'
      timing. */
   uint64_t cache_salt;
-  uint64_t adapter; /* stands for what else changes K and V; like a salt */
-  int32_t priority; /* for orders that know one: lower is more urgent */
+  uint64_t adapter;                 /* stands for what else changes K and V; like a salt */
+  int32_t priority;                 /* for orders that know one: lower is more urgent */
+  const pkv_constraint *constraint; /* borrowed until the last event, or NULL */
 } pkv_request;
 #define PKV_REQUEST_INIT                                                                           \
   {                                                                                                \
     (uint32_t)sizeof(pkv_request), NULL, 0, 16, 0.0f, 0, 0.0f, 0u, 0, 0, 0, 0, NULL, 0.0f, 0.0f,   \
-        0.0f, 0.0f, NULL, 0, 0, NULL, 0, 0, 0u, 0u, 0                                              \
+        0.0f, 0.0f, NULL, 0, 0, NULL, 0, 0, 0u, 0u, 0, NULL                                        \
   }
 
 typedef enum pkv_finish {

@@ -18,6 +18,7 @@
 #define PKV_ENGINE_STATE_H
 
 #include "base/alloc.h"
+#include "engine/constraint.h"
 #include "engine/logit_edit.h"
 #include "engine/sampling.h"
 #include "engine/stop_match.h"
@@ -68,6 +69,8 @@ typedef struct pkv_seq {
   pkv_sampling sampling;
   pkv_logit_edit edit;
   pkv_stop_match stops;
+  const pkv_constraint *constraint; /* or NULL */
+  pkv_json_state json;
   void *user;
 } pkv_seq;
 

@@ -83,6 +83,8 @@ static pkv_status check_lists(const pkv_engine *e, const pkv_request *r, pkv_err
               "request->stop[%d] has %s bytes, possible are 1 to %d", (int)i,
               bytes == 0 ? "no" : "more", PKV_MAX_STOP_BYTES);
   }
+  PKV_CHECK(err, r->constraint == NULL || pkv_constraint_fits(r->constraint, e->model),
+            PKV_E_INVALID, "request->constraint was made for another model");
   PKV_CHECK(err, r->stop_count == 0 || pkv_model_tokenizer(e->model) != NULL, PKV_E_UNSUPPORTED,
             "request->stop needs a tokenizer, the model has none");
   return PKV_OK;
@@ -187,6 +189,8 @@ static void fill_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int
   if (r->logit_bias_count > 0)
     memcpy(s->edit.bias, r->logit_bias, (size_t)r->logit_bias_count * sizeof *s->edit.bias);
   pkv_stop_set(&s->stops, r->stop, r->stop_count);
+  s->constraint = r->constraint;
+  pkv_json_begin(&s->json);
   s->user = r->user;
   pkv_seq_digest(e, s);
 }

@@ -112,10 +112,11 @@ static int32_t choose_token(pkv_engine *e, const pkv_seq *s, const float *logits
   const pkv_edit_context context = {s->tokens, s->prompt, s->known, e->ends,
                                     early ? e->end_count : 0};
   float max = 0.0f;
-  if (!pkv_logit_edit_needed(&s->edit, &context))
+  if (!pkv_logit_edit_needed(&s->edit, &context) && s->constraint == NULL)
     return pkv_sample(logits, e->vocab, &s->sampling, s->known, &e->scratch);
   if (!pkv_logits_max(&max, logits, e->vocab)) return -1;
   pkv_logit_edit_apply(e->edited, logits, e->vocab, &s->edit, &context, e->counts);
+  if (s->constraint != NULL) pkv_constraint_mask(e->edited, e->vocab, s->constraint, &s->json);
   return pkv_sample_edited(e->edited, e->vocab, &s->sampling, s->known, &e->scratch);
 }
 
@@ -143,7 +144,10 @@ static pkv_status sample_token(pkv_engine *e, int32_t slot, const float *logits,
   fill_logprobs(e, s, logits, event);
   s->tokens[s->known++] = token;
   e->stats.generated_tokens++;
-  if ((!s->ignore_end && pkv_model_is_end(e->model, token) != 0) || meets_stop(e, s, event))
+  const bool complete =
+      s->constraint != NULL && pkv_constraint_advance(&s->json, s->constraint, token);
+  const bool stopped = meets_stop(e, s, event);
+  if (complete || stopped || (!s->ignore_end && pkv_model_is_end(e->model, token) != 0))
     event->finish = PKV_FINISH_STOP;
   else if (s->known == s->limit)
     event->finish = PKV_FINISH_LENGTH;
