@@ -250,8 +250,8 @@ PKV_API void pkv_engine_destroy(pkv_engine *engine);
    which has to outlive it. */
 typedef struct pkv_constraint pkv_constraint;
 /*
- * One JSON object and nothing else (at most 64 levels, 20 blanks in a row, numbers of 15 digits). An
- * answer that completes it ends with PKV_FINISH_STOP; max_tokens may still cut it, and one that no
+ * One JSON object and nothing else (at most 64 levels, 20 blanks in a row, numbers of 15 digits).
+ * An answer that completes it ends with PKV_FINISH_STOP; max_tokens may still cut it, and one that no
  * token can continue ends with PKV_FINISH_ERROR. Holds a copy of every token's text: make one and
  * keep it. Any thread.
  */
