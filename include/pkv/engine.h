@@ -251,9 +251,9 @@ PKV_API void pkv_engine_destroy(pkv_engine *engine);
 typedef struct pkv_constraint pkv_constraint;
 /*
  * One JSON object and nothing else (at most 64 levels, 20 blanks in a row, numbers of 15 digits).
- * An answer that completes it ends with PKV_FINISH_STOP; max_tokens may still cut it, and one that no
- * token can continue ends with PKV_FINISH_ERROR. Holds a copy of every token's text: make one and
- * keep it. Any thread.
+ * An answer that completes it ends with PKV_FINISH_STOP; max_tokens may still cut it, and one that
+ * no token can continue ends with PKV_FINISH_ERROR. Holds a copy of every token's text: make one
+ * and keep it. Any thread.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_constraint_create_json(pkv_constraint **out,
                                                              const pkv_model *model,
