@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "gpu/gpu_case.h"
+#include "gpu/gpu_stream.h"
 
 enum { MOST_ROWS = 48 };
 
@@ -112,6 +113,74 @@ static void test_shared_families(void **state) {
   }
 }
 
+/*
+ * Layers in a row on one plan, each launch beginning before the one ahead has ended: two caches and
+ * queries in turns, so that states of the wrong layer would show.
+ */
+static void check_layers(const attn_spec *spec, const char *name) {
+  enum { LAYERS = 7 };
+  char what[128];
+  attn_case c[2];
+  gpu_case g[2];
+  for (int i = 0; i < 2; i++) {
+    attn_spec s = *spec;
+    s.seed += (uint64_t)i * 7919;
+    attn_case_init(&c[i], &s);
+    attn_case_answer(&c[i]);
+    gpu_case_init(&g[i], &c[i]);
+  }
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  options.route = PKV_ROUTE_SHARED;
+  pkv_device_plan *plan = gpu_plan(&g[0], &options, 0);
+  for (int overlap = 0; overlap < 3; overlap++) {
+    for (int i = 0; i < 2; i++)
+      gpu_mark(&g[i], 0x5a);
+    gpu_wait();
+    pkv_device_plan_set_overlap(plan, overlap);
+    for (int layer = 0; layer < LAYERS; layer++)
+      OK(pkv_device_attention(gpu, plan, &g[layer % 2].args, NULL, err));
+    gpu_wait();
+    for (int i = 0; i < 2; i++) {
+      gpu_fetch(&g[i]);
+      snprintf(what, sizeof what, "%s, overlap %d, layers of kind %d", name, overlap, i);
+      attn_check(&c[i], what);
+    }
+  }
+  pkv_device_plan_destroy(plan);
+  for (int i = 0; i < 2; i++) {
+    gpu_case_deinit(&g[i]);
+    attn_case_deinit(&c[i]);
+  }
+}
+
+static void test_shared_layers(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t groups[] = {1, 4, 8};
+  const int count = gpu_opt.small ? 3 : 16;
+  for (int i = 0; i < count; i++) {
+    char name[64];
+    pkv_rng rng;
+    pkv_rng_init(&rng, 1900 + (uint64_t)i);
+    family f = {.rows = (int32_t)pkv_rng_range(&rng, 1, MOST_ROWS),
+                .groups = (int32_t)pkv_rng_range(&rng, 1, 3),
+                .pages = {(int32_t)pkv_rng_range(&rng, 0, 40), (int32_t)pkv_rng_range(&rng, 0, 9)}};
+    family_init(&f, &rng, 16);
+    attn_spec s =
+        gpu_spec(i % 2 ? PKV_DTYPE_BF16 : PKV_DTYPE_F16, 1900 + (uint64_t)i, f.rows, f.seq_len);
+    s.head_dim = 128;
+    s.group = PICK(&rng, groups);
+    s.kv_heads = 2;
+    s.page_tokens = 16;
+    s.pages = f.table;
+    s.pages_stride = f.stride;
+    s.page_count = f.page_count;
+    snprintf(name, sizeof name, "layers %d", i);
+    check_layers(&s, name);
+    free(f.table);
+  }
+}
+
 static void test_shared_refusals(void **state) {
   (void)state;
   NEED_GPU();
@@ -143,6 +212,7 @@ static void test_shared_refusals(void **state) {
 int gpu_suite_shared(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_shared_families),
+      cmocka_unit_test(test_shared_layers),
       cmocka_unit_test(test_shared_refusals),
   };
   return cmocka_run_group_tests_name("shared", tests, gpu_setup, gpu_teardown);

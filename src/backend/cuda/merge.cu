@@ -33,7 +33,10 @@ __global__ void __launch_bounds__(PKV_THREADS)
   const pkv_cuda_decode_params &p = s.base;
   const int rank_id = blockIdx.x, head = blockIdx.y, states = p.q_len * p.group;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  if (pkv_tree_stored(&s.view, rank_id, head)) return;
+  if (pkv_tree_stored(&s.view, rank_id, head)) { /* by the kernel ahead, which has to be through */
+    pkv_grid_wait();
+    return;
+  }
   const pkv_tree_rank *rank = s.view.ranks + rank_id;
   const int depth = rank->depth, row = rank->row;
   if (threadIdx.x < depth)

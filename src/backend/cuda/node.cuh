@@ -225,8 +225,9 @@ __global__ void __launch_bounds__(pkv_node_config<HD>::threads, 1)
   if (threadIdx.x < 64 && threadIdx.x % 32 == 0)
     pkv_tensor_prefetch(threadIdx.x ? &maps.v : &maps.k);
   __syncthreads();
-  pkv_grid_wait();
-  pkv_grid_release();
+  /* Else the feeding warps wait: those of K and V before tokens that may still be written, those of
+     the query before they read it. What comes out of it is stored later still. */
+  if (s.base.wait_first) pkv_grid_wait();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4) {
     pkv_registers_less<C::feeder_registers>();
@@ -255,7 +256,6 @@ __global__ void __launch_bounds__(pkv_node_config<HD>::threads, 1)
   }
 #else
   pkv_grid_wait();
-  pkv_grid_release();
 #endif
 }
 

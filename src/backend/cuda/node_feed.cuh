@@ -67,6 +67,7 @@ static __device__ void pkv_node_feed_tiles(const pkv_cuda_shared_params &s, cons
   const bool mine = half < C::blocks;
   const uint32_t to = ring + (uint32_t)(half * C::kv_block + token_of * 128);
   pkv_ring_at<C::stages> fill = {0, 1}; /* a stage that nobody has filled is free */
+  bool waited = false;                  /* for the kernel ahead */
   pkv_node_piece piece;
   pkv_node_cursor at = s.view.node_cursors[blockIdx.x];
   const pkv_node_cursor end = s.view.node_cursors[blockIdx.x + 1];
@@ -89,6 +90,11 @@ static __device__ void pkv_node_feed_tiles(const pkv_cuda_shared_params &s, cons
       if ((uint32_t)page >= (uint32_t)outside && mine && !(zeros && tile < first)) {
         atomicMax(p.fault, 1 + piece.table_row);
         page = outside; /* the result is of no use any more */
+      }
+      /* All rows of the node reach up to `last`: their newest tokens lie at most q_len before. */
+      if (!waited && (p.wait_tokens || tile + C::tokens + p.q_len > last)) {
+        pkv_grid_wait();
+        waited = true;
       }
       pkv_barrier_wait(full + (C::stages + fill.slot) * 8, fill.lap);
       const uint32_t barrier = full + fill.slot * 8;
@@ -127,6 +133,7 @@ static __device__ void pkv_node_feed_query(const pkv_cuda_shared_params &s, uint
   constexpr int chunks = HD / 8, a_turn = 32 / chunks;
   const int lane = thread & 31, c = lane % chunks, first = thread & 32;
   uint32_t parity = 1;
+  bool waited = false; /* for the kernel ahead, which may still be writing the query */
   pkv_node_piece piece;
   pkv_node_cursor at = s.view.node_cursors[blockIdx.x];
   const pkv_node_cursor end = s.view.node_cursors[blockIdx.x + 1];
@@ -136,6 +143,11 @@ static __device__ void pkv_node_feed_query(const pkv_cuda_shared_params &s, uint
 #pragma unroll
     for (int h = 0; h < 2; ++h)
       rows[h] = (uint64_t)pkv_node_query_row(s, piece, h * 64 + thread);
+    if (!waited) {
+      pkv_grid_wait();
+      pkv_grid_release();
+      waited = true;
+    }
     pkv_barrier_wait(full + 8, parity);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -154,6 +166,7 @@ static __device__ void pkv_node_feed_query(const pkv_cuda_shared_params &s, uint
     pkv_barrier_arrive(full);
     parity ^= 1;
   }
+  if (!waited) pkv_grid_wait(); /* the kernel behind reads what the one ahead has written */
 }
 #endif
 
