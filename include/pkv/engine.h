@@ -166,7 +166,8 @@ typedef struct pkv_message {
 /*
  * Renders a conversation with the model's chat format and tokenizes it; content never becomes
  * control tokens. add_generation: 1 = end with the opening of an assistant turn. Capacity as in
- * pkv_tokenize. E_UNSUPPORTED: the file's chat template is of no known format. Any thread.
+ * pkv_tokenize. E_UNSUPPORTED: the file has no chat template; E_INVALID: the template refuses this
+ * conversation, in its own words; E_FORMAT, E_LIMIT: it cannot be read or carried out. Any thread.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_chat_tokenize(int32_t *ids, size_t capacity, size_t *count,
                                                     const pkv_model *model,

@@ -1,38 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Chat formats behind one interface: a conversation becomes pieces of text, each marked as
- * template (may spell control tokens) or as content (never does). Today one format, ChatML, is
- * recognised by the template's own shape; a template interpreter takes its place later without
- * changing this interface.
+ * A model's chat format: its template, interpreted (src/template), and the tokens of what it
+ * writes. What the template writes may spell control tokens; what a message says never does,
+ * whatever filters it went through.
  *
- * What is read from a ChatML template: that a turn is "<|im_start|>", role, newline, content,
- * "<|im_end|>", newline; the system message it inserts when a conversation starts without one;
- * whether content is trimmed; whether it writes the bos token. A template that names any other
- * control token of the vocabulary does more than that, and is refused.
+ * A template sees what transformers shows it: messages (each a role and a content),
+ * add_generation_prompt, bos_token and eos_token, tools and documents as none, strftime_now in the
+ * machine's local time.
  */
 #ifndef PKV_MODEL_CHAT_H
 #define PKV_MODEL_CHAT_H
 
 #include "model/tokenizer.h"
 #include "pkv/engine.h"
+#include "template/template.h"
 
 typedef struct pkv_chat_template pkv_chat_template; /* immutable */
 
-/* source: tokenizer.chat_template, or empty; copied where needed. E_UNSUPPORTED when the format is
-   not known, saying why. The tokenizer is only asked, not kept. */
+/* source: tokenizer.chat_template, or empty; copied. E_UNSUPPORTED when it is empty, else as
+   pkv_template_compile. The tokenizer is only asked, not kept. */
 pkv_status pkv_chat_template_create(pkv_chat_template **out, pkv_span source,
                                     const pkv_tokenizer *tokenizer, const pkv_allocator *allocator,
                                     pkv_error *err);
 void pkv_chat_template_destroy(pkv_chat_template *chat);
 
 /*
- * The conversation as pieces, in order. Texts are borrowed from chat and messages. *count is how
- * many there are; more than `capacity` gives E_TOO_SMALL. At most 5 * message_count + 8 are needed.
- * E_INVALID: no message, a role that is not system, user or assistant, or a NULL.
+ * The conversation as text in runs; free it with pkv_template_output_free. Roles count as the
+ * template's own text, because they are of a closed list. E_INVALID: no message, a role that is not
+ * system, user or assistant, or a NULL; else as pkv_template_render.
  */
-pkv_status pkv_chat_render(pkv_text_piece *pieces, size_t capacity, size_t *count,
-                           const pkv_chat_template *chat, const pkv_message *messages,
-                           size_t message_count, int32_t add_generation, pkv_error *err);
+pkv_status pkv_chat_render(pkv_template_output *out, const pkv_chat_template *chat,
+                           const pkv_message *messages, size_t message_count,
+                           int32_t add_generation, pkv_error *err);
 /*
  * As pkv_chat_tokenize. One bos at the start and not two: the file's wish for a bos is met by the
  * one that the template writes, if it writes one. No eos is added: the conversation goes on.

@@ -74,6 +74,9 @@ bool pkv_api_refuse_tokens(pkv_api_error *error, pkv_status status, const char *
   pkv_log(PKV_LOG_DEBUG, "server", "a prompt is refused: %s", text);
   if (status == PKV_E_NOMEM)
     return pkv_api_refuse(error, 503, "no_memory", param, "there is no memory for this prompt");
+  /* The template's own words: such a text holds no byte of the request. */
+  if (strncmp(text, "chat template, ", 15) == 0)
+    return pkv_api_refuse(error, 400, "invalid_value", param, "%s", text);
   if (status == PKV_E_UNSUPPORTED)
     return pkv_api_refuse(error, 400, "unsupported", param,
                           "the model's chat format does not take this conversation");

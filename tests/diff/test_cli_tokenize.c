@@ -26,7 +26,8 @@ static int setup(void **state) {
   gguf_build_bool(&v.file, "tokenizer.ggml.add_bos_token", true);
   gguf_build_string(&v.file, "tokenizer.chat_template",
                     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
-                    "message['content'] + '<|im_end|>\n'}}{% endfor %}");
+                    "message['content'] + '<|im_end|>\n'}}{% endfor %}"
+                    "{% if add_generation_prompt %}{{'<|im_start|>assistant\n'}}{% endif %}");
   vocab_build_finish(&v);
   const int fd = mkstemp(model);
   const bool ok =
