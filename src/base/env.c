@@ -16,6 +16,9 @@ const char *pkv_env_get(pkv_env name) {
   case PKV_ENV_CUDA_CHECK:
     key = "PKV_CUDA_CHECK";
     break;
+  case PKV_ENV_SERVE_API_KEYS:
+    key = "PKV_SERVE_API_KEYS";
+    break;
   }
   const char *value = key != NULL ? getenv(key) : NULL;
   return value != NULL && value[0] != '\0' ? value : NULL;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/env.h"
 #include "cli/commands.h"
 #include "cli/prompt_text.h"
 #include "server/serve.h"
@@ -31,7 +32,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, key_file, 0, "api-key-file", "FILE", NULL,
              "keys, one a line: all but / and /health then needs one of them"),
     PKV_TEXT(serve_options, keys, 0, "api-keys", "LIST", NULL,
-             "keys, separated by commas; as PKV_SERVE_API_KEYS others do not see them"),
+             "keys, separated by commas; in PKV_SERVE_API_KEYS other users do not see them"),
     PKV_TEXT(serve_options, cors, 0, "cors", "LIST", NULL,
              "origins whose pages may ask, separated by commas"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
@@ -147,7 +148,7 @@ static int run(const pkv_cli *cli, const void *opaque) {
   options.port = o->port;
   options.name = o->name != NULL ? o->name : name;
   options.key_file = o->key_file;
-  options.keys = o->keys;
+  options.keys = o->keys != NULL ? o->keys : pkv_env_get(PKV_ENV_SERVE_API_KEYS);
   options.origins = o->cors;
   options.shared_cache = o->shared_cache != 0;
   options.load = load;

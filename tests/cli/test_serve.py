@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 import unittest
+import unittest.mock
 
 PKV, MODEL = sys.argv[1], sys.argv[2]
 HAVE_MODEL = os.access(MODEL, os.R_OK)
@@ -654,6 +655,17 @@ class Modes(unittest.TestCase):
             self.assertEqual(server.request("POST", "/v1/completions", body, headers)[0], 200)
         self.assertEqual(server.request("GET", "/health")[0], 200)
         self.assertEqual(server.end(), (0, ""))
+
+    def test_keys_from_the_environment(self):
+        with unittest.mock.patch.dict(os.environ, {"PKV_SERVE_API_KEYS": "one,two"}):
+            server = Server(*ARGS, key="two")
+            other = Server(*ARGS, "--api-keys", "three", key="three")
+        self.assertEqual(server.request("GET", "/metrics")[0], 401)
+        for of, key, status in ((server, "one", 200), (server, "three", 401),
+                                (other, "three", 200), (other, "one", 401)):
+            headers = {"Authorization": "Bearer " + key}
+            self.assertEqual(of.request("GET", "/metrics", None, headers)[0], status, key)
+        self.assertEqual((server.end(), other.end()), ((0, ""), (0, "")))
 
     def test_bad_key_files(self):
         for text, complaint in (("", "no key"), ("# nothing\n", "no key"), ("ok\na b\n", "line 2"),
