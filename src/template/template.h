@@ -3,7 +3,7 @@
  * Interpreter of the template language (Jinja's) as far as chat templates use it, with the settings
  * that the transformers library gives it: a newline behind a tag and blanks before one are dropped,
  * nothing is escaped, lists and maps cannot be changed. What it takes stands in
- * docs/chat-templates.md.
+ * tests/data/template_constructs.json.
  *
  * A template is a program of somebody else's: it reaches nothing but the variables it is given, and
  * its steps, memory, output and nesting are bounded. Errors name the line and column of the
