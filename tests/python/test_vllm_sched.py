@@ -112,7 +112,104 @@ def test_priorities_out_of_the_librarys_range():
     for p in range(1100):  # more different ones than the library has room for
         many.add_request(request(p, [1] * 20, priority=p, arrival=float(p)))
     assert len(many) == 1100
-    assert [int(many.pop_request().request_id) for _ in range(1100)] == list(range(1100))
+    assert [int(many.pop_request().request_id) for _ in range(1100)] == list(
+        range(1100)
+    )
+
+
+def counted(queue):
+    """The queue, and a list that grows with every insertion into the library."""
+    told, insert = [], queue.sched.insert
+    queue.sched.insert = lambda id, **given: (told.append(id), insert(id, **given))[1]
+    return told
+
+
+def rank(r):
+    return r.priority, r.arrival_time, r.request_id
+
+
+@pytest.mark.parametrize("count", [500, 2000])
+def test_arrival_times_in_any_order_cost_at_most_two_insertions_a_request(count):
+    queue = waiting_queue("priority", by_priority=True)
+    told, rng = counted(queue), random.Random(count)
+    rs = [
+        request(i, [1] * 20, priority=rng.randint(0, 3), arrival=rng.random())
+        for i in range(count)
+    ]
+    for r in rs:
+        queue.add_request(r)
+    assert len(queue) == count and queue.peek_request() is min(rs, key=rank)
+    assert len(told) <= 2 * count, f"{len(told)} insertions of {count} requests"
+    assert list(queue) == sorted(rs, key=rank)
+
+
+def test_late_by_a_little_is_put_in_by_moving_a_few():
+    queue = waiting_queue("priority", by_priority=True)
+    told, rng = counted(queue), random.Random(3)
+    rs = [
+        request(i, [1] * 20, priority=i % 2, arrival=i + 8 * rng.random())
+        for i in range(2000)
+    ]
+    for i, r in enumerate(rs):
+        queue.add_request(r)
+        assert queue.peek_request() is min(rs[: i + 1], key=rank)
+    assert list(queue) == sorted(rs, key=rank)
+    assert len(told) <= 4 * len(rs), f"{len(told)} insertions of {len(rs)} requests"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_with_priorities_as_a_sorted_list(seed):
+    """Against a list: additions, pops that run or are put aside, returns, removals, ends."""
+    queue = waiting_queue("priority", by_priority=True)
+    rng, waits, runs, aside = random.Random(seed), [], [], []
+    for i in range(1500):
+        what = rng.random()
+        if what < 0.45:
+            r = request(i, [1] * 20, priority=rng.randint(0, 2), arrival=rng.random())
+            queue.add_request(r)
+            waits.append(r)
+        elif what < 0.7 and waits:
+            r = min(waits, key=rank)
+            assert queue.pop_request() is r
+            waits.remove(r)
+            stays = rng.random() < 0.7
+            r.status = RequestStatus.RUNNING if stays else RequestStatus.WAITING
+            (runs if stays else aside).append(r)
+        elif what < 0.85 and (runs or aside):
+            of = rng.choice([of for of in (runs, aside) if of])
+            r = of.pop(rng.randrange(len(of)))
+            r.status = RequestStatus.PREEMPTED
+            queue.prepend_request(r)
+            waits.append(r)
+        elif what < 0.9 and runs:
+            queue.ended(runs.pop(rng.randrange(len(runs))))
+        elif what < 0.95 and waits:
+            queue.remove_request(waits.pop(rng.randrange(len(waits))))
+        elif aside and rng.random() < 0.5:  # vLLM starts it from a queue of its own
+            r = aside.pop()
+            r.status = RequestStatus.RUNNING
+            runs.append(r)
+        if i % 3 == 0:
+            queue.begin_step(runs)
+        assert len(queue) == len(waits)
+        assert not waits or queue.peek_request() is min(waits, key=rank)
+    assert list(queue) == sorted(waits, key=rank)
+    while waits:
+        queue.remove_request(waits.pop())
+    for r in runs + aside:
+        queue.ended(r)
+    assert len(queue.sched) == 0 and not queue._arrivals and not queue._entries
+
+
+def test_late_requests_that_find_no_room():
+    queue = waiting_queue("priority", by_priority=True, max_requests=4)
+    for i, arrival in enumerate([5.0, 9.0, 4.0, 3.0, 2.0, 1.0]):
+        queue.add_request(request(i, [1] * 20, arrival=arrival))
+    assert len(queue) == 6 and queue.peek_request().request_id == "5"
+    assert sorted(int(queue.pop_request().request_id) for _ in range(6)) == list(
+        range(6)
+    )
+    assert len(queue) == 0
 
 
 def test_more_requests_than_the_library_holds():
@@ -152,7 +249,9 @@ def test_a_popped_request_that_does_not_run_is_no_part_of_the_batch():
 
 
 def test_a_stop_leaves_the_length_and_says_no():
-    queue = waiting_queue("tree", policy="marginal", cost=lambda b: 1.0 if b.rows < 3 else 9.0)
+    queue = waiting_queue(
+        "tree", policy="marginal", cost=lambda b: 1.0 if b.rows < 3 else 9.0
+    )
     rs = [request(i, prompt(1, i)) for i in range(4)]
     for r in rs:
         queue.add_request(r)
@@ -161,7 +260,9 @@ def test_a_stop_leaves_the_length_and_says_no():
         queue.pop_request().status = RequestStatus.RUNNING
     assert not queue and len(queue) == 2 and list(queue) == rs[2:]
     queue.prepend_request(rs[1])
-    assert queue and queue.peek_request() is rs[1]  # preempted: not the policy's to refuse
+    assert (
+        queue and queue.peek_request() is rs[1]
+    )  # preempted: not the policy's to refuse
 
 
 # ---- vLLM's schedulers on it ----
@@ -211,14 +312,18 @@ def test_fcfs_admits_as_vllms_own_scheduler(cls, tmp_path):
 def test_priority_admits_as_vllms_own_scheduler(cls, tmp_path):
     orders = []
     for one, sched in ((cls, {"order": "priority"}), (cls.__mro__[2], None)):
-        scheduler = make(one, tmp_path, rows=3, blocks=14, policy="priority", sched=sched)
+        scheduler = make(
+            one, tmp_path, rows=3, blocks=14, policy="priority", sched=sched
+        )
         rng = random.Random(6)
         order = []
         for i in range(40):
             tokens = [i + 1] * rng.randint(20, 70)
             urgency, when = rng.randint(0, 3), rng.random()
             scheduler.add_request(
-                request(i, tokens, priority=urgency, arrival=when, answer=rng.randint(1, 40))
+                request(
+                    i, tokens, priority=urgency, arrival=when, answer=rng.randint(1, 40)
+                )
             )
             if i % 3 == 0:
                 order += step(scheduler)
@@ -227,10 +332,17 @@ def test_priority_admits_as_vllms_own_scheduler(cls, tmp_path):
     assert len(orders[0]) > len(set(orders[0]))
 
 
-@pytest.mark.parametrize("policy", ["always", "static", "static-chain", "ucb", "q-learning"])
+@pytest.mark.parametrize(
+    "policy", ["always", "static", "static-chain", "ucb", "q-learning"]
+)
 @pytest.mark.parametrize("order", ["tree", "cht"])
 def test_every_policy_comes_to_an_end(order, policy, tmp_path):
-    sched = {"order": order, "policy": policy, "static_new_tokens": 10, "bypass_limit": 4}
+    sched = {
+        "order": order,
+        "policy": policy,
+        "static_new_tokens": 10,
+        "bypass_limit": 4,
+    }
     scheduler = make(PersistentKVScheduler, tmp_path, rows=6, blocks=40, sched=sched)
     rs = groups(4, 8, answer=12)
     for r in rs:
@@ -262,16 +374,25 @@ def test_the_cost_of_reading_again():
     from persistentkv.vllm.scheduler import step_cost
 
     given = {"cost_base_us": 10.0, "cost_row_us": 1.0, "cost_token_us": 0.5}
-    batch = Batch(rows=4, chain_tokens=100, total_tokens=520, unique_tokens=220, common_tokens=100)
+    batch = Batch(
+        rows=4, chain_tokens=100, total_tokens=520, unique_tokens=220, common_tokens=100
+    )
     assert step_cost(given) is None
     cost = step_cost({**given, "reread_us": 0.5, "reread_l2_us": 0.1, "l2_tokens": 200})
     assert cost(batch) == pytest.approx((10 + 4 + 110 + 300 * 0.1) * 1e-6)
     cost = step_cost({**given, "reread_us": 0.5, "reread_l2_us": 0.1, "l2_tokens": 25})
-    assert cost(batch) == pytest.approx((10 + 4 + 110 + 300 * (0.1 / 4 + 0.5 * 3 / 4)) * 1e-6)
+    assert cost(batch) == pytest.approx(
+        (10 + 4 + 110 + 300 * (0.1 / 4 + 0.5 * 3 / 4)) * 1e-6
+    )
 
 
 def test_marginal_with_a_cost_of_its_own(tmp_path):
-    sched = {"policy": "marginal", "reread_us": 0.03, "reread_l2_us": 0.02, "l2_tokens": 100}
+    sched = {
+        "policy": "marginal",
+        "reread_us": 0.03,
+        "reread_l2_us": 0.02,
+        "l2_tokens": 100,
+    }
     scheduler = make(PersistentKVScheduler, tmp_path, rows=8, sched=sched)
     rs = groups(3, 6)
     for r in rs:
@@ -302,7 +423,11 @@ def test_aborting_everything_leaves_nothing(tmp_path):
 def test_settings_from_environment_and_configuration(tmp_path):
     environment = {"PERSISTENTKV_VLLM_SCHED": "order=cht, policy=ucb,ucb_bonus=12.5,"}
     found = settings({"persistentkv_sched": {"policy": "static"}}, environment)
-    assert (found["order"], found["policy"], found["ucb_bonus"]) == ("cht", "static", 12.5)
+    assert (found["order"], found["policy"], found["ucb_bonus"]) == (
+        "cht",
+        "static",
+        12.5,
+    )
     assert settings({}, {})["order"] == "tree"
     for additional, variable in (
         ({"persistentkv_sched": {"chunk_tokens": 3}}, ""),

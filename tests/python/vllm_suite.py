@@ -110,7 +110,10 @@ def _cache(folder):
     """A hub cache with those models in it."""
     common = {
         "tokenizer.json": _tokenizer(),
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"},
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "unk_token": "w0",
+        },
     }
     for model, own in MODELS.items():
         root = os.path.join(folder, "hub", "models--" + model.replace("/", "--"))
@@ -141,16 +144,34 @@ UnspecifiedPlatform.device_type = "cpu"
 import transformers.models.pixtral.modeling_pixtral as pixtral  # noqa: E402
 import vllm.model_executor.models.registry as registry  # noqa: E402
 
-if not hasattr(pixtral, "PixtralRotaryEmbedding"):
-    # A release of transformers newer than this vLLM; Llava's module wants the name, no test does.
-    pixtral.PixtralRotaryEmbedding = object
+# A release of transformers newer than this vLLM: Llava's module wants names of it, no test does.
+pixtral.__getattr__ = lambda name: object
 
-registry._run_in_subprocess = lambda function: function()  # which would not know the platform
+registry._run_in_subprocess = lambda function: (
+    function()
+)  # which would not know the platform
+
+import vllm.v1.core.sched.scheduler as module  # noqa: E402
+
+
+class _Budget:
+    """Of Llava, without its image processor: 576 tokens an image."""
+
+    def __init__(self, config, *_args, **_kwargs):
+        given = config.scheduler_config
+        self.mm_max_toks_per_item = {"image": 576}
+        self.encoder_compute_budget = max(given.max_num_encoder_input_tokens, 576)
+        self.encoder_cache_size = max(given.encoder_cache_size, 576)
+
+
+module.MultiModalBudget = _Budget
 
 if os.environ.get("PKV_SUITE", "ours") != "stock":
     import vllm.v1.core.sched.async_scheduler as async_module
-    import vllm.v1.core.sched.scheduler as module
-    from persistentkv.vllm.scheduler import PersistentKVScheduler, PersistentKVSyncScheduler
+    from persistentkv.vllm.scheduler import (
+        PersistentKVScheduler,
+        PersistentKVSyncScheduler,
+    )
 
     module.Scheduler = PersistentKVSyncScheduler
     async_module.AsyncScheduler = PersistentKVScheduler

@@ -9,13 +9,20 @@ Where a request can be (`_Entry.place`):
     WAITING   the library holds it and may pick it
     FRONT     vLLM put it back at the head; it goes before all that the library would pick
     OVERFLOW  the library has no room for it yet; first come, first served, after all others
+    LATE      the library gets it when the next choice is made; with priorities only, see below
     BATCH     it runs
     ASIDE     it was popped and does not run: another queue of vLLM's has it
+
+With priorities vLLM ranks equals by arrival time, the library by the order of its insertions. A
+request that came in order goes in at once. One with an earlier arrival time than another of its
+priority waits, LATE, until somebody asks who is next; then all such go in together, and those that
+wait behind them go in again, once. What runs is left alone until it is put back.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -27,16 +34,41 @@ from vllm.v1.request import Request, RequestStatus
 from ..errors import OutOfMemory, OutOfRange
 from ..sched import Pick, Scheduler
 
-WAITING, FRONT, OVERFLOW, BATCH, ASIDE, GONE = range(6)
+WAITING, FRONT, OVERFLOW, LATE, BATCH, ASIDE, GONE = range(7)
 _MAX_PRIORITY = 1_000_000
 
 
 class _Entry:
-    __slots__ = ("request", "number", "place", "arrival")
+    """Of one request. `hashes` and `prompt` are what the library is told, kept to tell it again;
+    `stale`: requests of an earlier arrival time were inserted after it."""
 
-    def __init__(self, request: Request, number: int) -> None:
+    __slots__ = (
+        "request",
+        "number",
+        "place",
+        "arrival",
+        "priority",
+        "hashes",
+        "prompt",
+        "stale",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        number: int,
+        priority: int,
+        hashes: np.ndarray,
+        prompt: int,
+    ) -> None:
         self.request, self.number, self.place = request, number, GONE
         self.arrival = (request.arrival_time, request.request_id)
+        self.priority, self.hashes, self.prompt, self.stale = (
+            priority,
+            hashes,
+            prompt,
+            False,
+        )
 
 
 class WaitingQueue(RequestQueue):
@@ -54,7 +86,11 @@ class WaitingQueue(RequestQueue):
     """
 
     def __init__(
-        self, sched: Scheduler, chunk_tokens: int, max_prompt_tokens: int, by_priority: bool
+        self,
+        sched: Scheduler,
+        chunk_tokens: int,
+        max_prompt_tokens: int,
+        by_priority: bool,
     ) -> None:
         self.sched = sched
         self._chunk, self._longest = chunk_tokens, max_prompt_tokens
@@ -64,7 +100,9 @@ class WaitingQueue(RequestQueue):
         self._batch: dict[str, _Entry] = {}
         self._front: deque[_Entry] = deque()
         self._overflow: deque[_Entry] = deque()
-        self._arrivals: list[tuple[float, str]] = []  # of what the library holds; by_priority only
+        # by_priority only: what the library holds, of each priority, and what is LATE
+        self._arrivals: dict[int, list[tuple[float, str]]] = {}
+        self._late: dict[str, _Entry] = {}
         self._popped: _Entry | None = None  # not known yet whether it runs
         self._pick: Pick | None = None
         self._next_number = 0
@@ -105,13 +143,21 @@ class WaitingQueue(RequestQueue):
     def prepend_request(self, request: Request) -> None:
         """Preempted, or skipped: to the head, or with priorities to its old place."""
         entry = self._entries.get(request.request_id)
-        if entry is None or entry.request is not request or entry.place not in (BATCH, ASIDE):
+        if (
+            entry is None
+            or entry.request is not request
+            or entry.place not in (BATCH, ASIDE)
+        ):
             self._forget(request)
             entry = self._enter(request)
-            if entry.place == OVERFLOW or self._by_priority:
+            if entry.place != WAITING or self._by_priority:
                 return
             self.sched.admit(entry.number)
             self._put(entry, BATCH)
+        if entry.stale:
+            self._forget(request)
+            self._enter(request)
+            return
         if entry.place == BATCH:
             self.sched.preempt(entry.number)
         if self._by_priority:
@@ -130,7 +176,9 @@ class WaitingQueue(RequestQueue):
     def remove_request(self, request: Request) -> None:
         """ValueError: it does not wait here."""
         if request not in self:
-            raise ValueError(f"request {request.request_id} is not in the waiting queue")
+            raise ValueError(
+                f"request {request.request_id} is not in the waiting queue"
+            )
         self._forget(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
@@ -146,7 +194,8 @@ class WaitingQueue(RequestQueue):
             return False
         entry = self._head()
         return entry is not None and (
-            entry.place == OVERFLOW or (self._pick is not None and self._pick.verdict == "add")
+            entry.place == OVERFLOW
+            or (self._pick is not None and self._pick.verdict == "add")
         )
 
     def __len__(self) -> int:
@@ -154,6 +203,7 @@ class WaitingQueue(RequestQueue):
 
     def __iter__(self) -> Iterator[Request]:
         """What was put back, then by priority and age, then what found no room."""
+        self._fill()
         places = [entry.request for entry in self._front]
         for held in self.sched.snapshot():
             entry = self._numbers[held.id]
@@ -187,6 +237,8 @@ class WaitingQueue(RequestQueue):
                 entry = self._enter(request)
             elif entry.place == ASIDE:
                 self.sched.resume(entry.number)
+            if entry.place == LATE:
+                self._fill()
             if entry.place in (WAITING, ASIDE):
                 self.sched.admit(entry.number)
                 self._put(entry, BATCH)
@@ -225,58 +277,80 @@ class WaitingQueue(RequestQueue):
         return self._overflow[0] if self._overflow else None
 
     def _fill(self) -> None:
-        """From OVERFLOW what there is room for now."""
-        while self._overflow and self._hold(self._overflow[0]):
-            self._put(self._overflow.popleft(), WAITING)
+        """Gives the library what is LATE, and from OVERFLOW what there is room for now."""
+        if self._late:
+            late = sorted(self._late.values(), key=lambda e: (e.priority, e.arrival))
+            self._late.clear()
+            for _, same in itertools.groupby(late, key=lambda e: e.priority):
+                entries = list(same)
+                for entry in entries[self._hold(entries) :]:
+                    self._put(entry, OVERFLOW)
+                    self._overflow.append(entry)
+        while self._overflow and self._hold([self._overflow[0]]):
+            self._overflow.popleft()
 
     def _enter(self, request: Request) -> _Entry:
-        entry = _Entry(request, self._next_number)
-        self._next_number += 1
-        self._entries[request.request_id] = entry
-        self._numbers[entry.number] = entry
-        if not self._overflow and self._hold(entry):
-            self._put(entry, WAITING)
-        else:
-            self._put(entry, OVERFLOW)
-            self._overflow.append(entry)
-        self._pick = None
-        return entry
-
-    def _hold(self, entry: _Entry) -> bool:
-        """Gives it to the library, which ranks equals by when they came: those of a later arrival
-        time that are there already must come again, after it."""
-        if not self._insert(entry):
-            return False
-        if not self._by_priority:
-            return True
-        at = bisect.bisect(self._arrivals, entry.arrival)
-        for _, name in self._arrivals[at:]:
-            later = self._entries[name]
-            self.sched.cancel(later.number)
-            if not self._insert(later):
-                raise OutOfMemory(f"request {name} found no room where it had been")
-            if later.place in (BATCH, ASIDE):
-                self.sched.admit(later.number)
-            if later.place == ASIDE:
-                self.sched.preempt(later.number)
-        self._arrivals.insert(at, entry.arrival)
-        return True
-
-    def _insert(self, entry: _Entry) -> bool:
-        request = entry.request
         prompt = min(request.num_prompt_tokens, self._longest)
         whole = request.block_hashes[: prompt // self._chunk]
         hashes = np.frombuffer(b"".join([h[:8] for h in whole]), np.uint64)
         priority = 0
         if self._by_priority:
             priority = max(-_MAX_PRIORITY, min(_MAX_PRIORITY, request.priority))
+        entry = _Entry(request, self._next_number, priority, hashes, prompt)
+        self._next_number += 1
+        self._entries[request.request_id] = entry
+        self._numbers[entry.number] = entry
+        self._pick = None
+        held = self._arrivals.get(priority)
+        if self._overflow:
+            self._put(entry, OVERFLOW)
+            self._overflow.append(entry)
+        elif held and held[-1] > entry.arrival:
+            self._put(entry, LATE)
+            self._late[request.request_id] = entry
+        elif not self._hold([entry]):
+            self._put(entry, OVERFLOW)
+            self._overflow.append(entry)
+        return entry
+
+    def _hold(self, new: list[_Entry]) -> int:
+        """Gives the library these, all of one priority and by arrival; what waits behind one of
+        them is given again. Returns how many it had room for."""
+        count = 0
+        while count < len(new) and self._insert(new[count]):
+            self._put(new[count], WAITING)
+            count += 1
+        if count == 0 or not self._by_priority:
+            return count
+        held = self._arrivals.setdefault(new[0].priority, [])
+        at = bisect.bisect(held, new[0].arrival)
+        later = [self._entries[name] for _, name in held[at:]]
+        held[at:] = sorted(held[at:] + [entry.arrival for entry in new[:count]])
+        behind = []
+        for entry in later:
+            if entry.place == WAITING:
+                behind.append(entry)
+            else:
+                entry.stale = True
+        if behind:
+            behind += [
+                entry for entry in new[:count] if entry.arrival > behind[0].arrival
+            ]
+            for entry in sorted(behind, key=lambda e: e.arrival):
+                self.sched.cancel(entry.number)
+                if not self._insert(entry):
+                    name = entry.request.request_id
+                    raise OutOfMemory(f"request {name} found no room where it had been")
+        return count
+
+    def _insert(self, entry: _Entry) -> bool:
         try:
             self.sched.insert(
                 entry.number,
-                hashes=hashes,
-                prompt_tokens=prompt,
-                priority=priority,
-                output_tokens=request.max_tokens,
+                hashes=entry.hashes,
+                prompt_tokens=entry.prompt,
+                priority=entry.priority,
+                output_tokens=entry.request.max_tokens,
             )
         except (OutOfRange, OutOfMemory):
             return False
@@ -301,6 +375,8 @@ class WaitingQueue(RequestQueue):
             return
         if entry.place == OVERFLOW:
             self._overflow.remove(entry)
+        elif entry.place == LATE:
+            del self._late[request.request_id]
         else:
             if entry.place == FRONT:
                 self._front.remove(entry)
@@ -308,8 +384,11 @@ class WaitingQueue(RequestQueue):
         self._leave(entry)
 
     def _leave(self, entry: _Entry) -> None:
-        if self._by_priority and entry.place != OVERFLOW:
-            del self._arrivals[bisect.bisect_left(self._arrivals, entry.arrival)]
+        if self._by_priority and entry.place not in (OVERFLOW, LATE):
+            held = self._arrivals[entry.priority]
+            del held[bisect.bisect_left(held, entry.arrival)]
+            if not held:
+                del self._arrivals[entry.priority]
         self._put(entry, GONE)
         del self._entries[entry.request.request_id], self._numbers[entry.number]
         self._changed(entry)
