@@ -322,6 +322,13 @@ class Scheduler:
             p.waiting_peers,
         )
 
+    def choice(self, page_budget: int = -1) -> tuple[str, int]:
+        """Verdict and id of what `best` would say, at two thirds of its cost."""
+        lib.call("pkv_sched_best", ctypes.byref(self._pick), self.handle, page_budget)
+        if self._raised is not None:
+            self._check()
+        return VERDICTS[self._pick.verdict], self._pick.id
+
     def admit(self, id: int) -> None:
         """Any waiting request becomes active. WrongState: it does not wait."""
         self._call("pkv_sched_admit", id)

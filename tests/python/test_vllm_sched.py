@@ -112,9 +112,7 @@ def test_priorities_out_of_the_librarys_range():
     for p in range(1100):  # more different ones than the library has room for
         many.add_request(request(p, [1] * 20, priority=p, arrival=float(p)))
     assert len(many) == 1100
-    assert [int(many.pop_request().request_id) for _ in range(1100)] == list(
-        range(1100)
-    )
+    assert [int(many.pop_request().request_id) for _ in range(1100)] == list(range(1100))
 
 
 def counted(queue):
@@ -133,8 +131,7 @@ def test_arrival_times_in_any_order_cost_at_most_two_insertions_a_request(count)
     queue = waiting_queue("priority", by_priority=True)
     told, rng = counted(queue), random.Random(count)
     rs = [
-        request(i, [1] * 20, priority=rng.randint(0, 3), arrival=rng.random())
-        for i in range(count)
+        request(i, [1] * 20, priority=rng.randint(0, 3), arrival=rng.random()) for i in range(count)
     ]
     for r in rs:
         queue.add_request(r)
@@ -146,10 +143,7 @@ def test_arrival_times_in_any_order_cost_at_most_two_insertions_a_request(count)
 def test_late_by_a_little_is_put_in_by_moving_a_few():
     queue = waiting_queue("priority", by_priority=True)
     told, rng = counted(queue), random.Random(3)
-    rs = [
-        request(i, [1] * 20, priority=i % 2, arrival=i + 8 * rng.random())
-        for i in range(2000)
-    ]
+    rs = [request(i, [1] * 20, priority=i % 2, arrival=i + 8 * rng.random()) for i in range(2000)]
     for i, r in enumerate(rs):
         queue.add_request(r)
         assert queue.peek_request() is min(rs[: i + 1], key=rank)
@@ -206,9 +200,7 @@ def test_late_requests_that_find_no_room():
     for i, arrival in enumerate([5.0, 9.0, 4.0, 3.0, 2.0, 1.0]):
         queue.add_request(request(i, [1] * 20, arrival=arrival))
     assert len(queue) == 6 and queue.peek_request().request_id == "5"
-    assert sorted(int(queue.pop_request().request_id) for _ in range(6)) == list(
-        range(6)
-    )
+    assert sorted(int(queue.pop_request().request_id) for _ in range(6)) == list(range(6))
     assert len(queue) == 0
 
 
@@ -249,9 +241,7 @@ def test_a_popped_request_that_does_not_run_is_no_part_of_the_batch():
 
 
 def test_a_stop_leaves_the_length_and_says_no():
-    queue = waiting_queue(
-        "tree", policy="marginal", cost=lambda b: 1.0 if b.rows < 3 else 9.0
-    )
+    queue = waiting_queue("tree", policy="marginal", cost=lambda b: 1.0 if b.rows < 3 else 9.0)
     rs = [request(i, prompt(1, i)) for i in range(4)]
     for r in rs:
         queue.add_request(r)
@@ -260,9 +250,7 @@ def test_a_stop_leaves_the_length_and_says_no():
         queue.pop_request().status = RequestStatus.RUNNING
     assert not queue and len(queue) == 2 and list(queue) == rs[2:]
     queue.prepend_request(rs[1])
-    assert (
-        queue and queue.peek_request() is rs[1]
-    )  # preempted: not the policy's to refuse
+    assert queue and queue.peek_request() is rs[1]  # preempted: not the policy's to refuse
 
 
 # ---- vLLM's schedulers on it ----
@@ -312,18 +300,14 @@ def test_fcfs_admits_as_vllms_own_scheduler(cls, tmp_path):
 def test_priority_admits_as_vllms_own_scheduler(cls, tmp_path):
     orders = []
     for one, sched in ((cls, {"order": "priority"}), (cls.__mro__[2], None)):
-        scheduler = make(
-            one, tmp_path, rows=3, blocks=14, policy="priority", sched=sched
-        )
+        scheduler = make(one, tmp_path, rows=3, blocks=14, policy="priority", sched=sched)
         rng = random.Random(6)
         order = []
         for i in range(40):
             tokens = [i + 1] * rng.randint(20, 70)
             urgency, when = rng.randint(0, 3), rng.random()
             scheduler.add_request(
-                request(
-                    i, tokens, priority=urgency, arrival=when, answer=rng.randint(1, 40)
-                )
+                request(i, tokens, priority=urgency, arrival=when, answer=rng.randint(1, 40))
             )
             if i % 3 == 0:
                 order += step(scheduler)
@@ -332,9 +316,7 @@ def test_priority_admits_as_vllms_own_scheduler(cls, tmp_path):
     assert len(orders[0]) > len(set(orders[0]))
 
 
-@pytest.mark.parametrize(
-    "policy", ["always", "static", "static-chain", "ucb", "q-learning"]
-)
+@pytest.mark.parametrize("policy", ["always", "static", "static-chain", "ucb", "q-learning"])
 @pytest.mark.parametrize("order", ["tree", "cht"])
 def test_every_policy_comes_to_an_end(order, policy, tmp_path):
     sched = {
@@ -374,16 +356,12 @@ def test_the_cost_of_reading_again():
     from persistentkv.vllm.scheduler import step_cost
 
     given = {"cost_base_us": 10.0, "cost_row_us": 1.0, "cost_token_us": 0.5}
-    batch = Batch(
-        rows=4, chain_tokens=100, total_tokens=520, unique_tokens=220, common_tokens=100
-    )
+    batch = Batch(rows=4, chain_tokens=100, total_tokens=520, unique_tokens=220, common_tokens=100)
     assert step_cost(given) is None
     cost = step_cost({**given, "reread_us": 0.5, "reread_l2_us": 0.1, "l2_tokens": 200})
     assert cost(batch) == pytest.approx((10 + 4 + 110 + 300 * 0.1) * 1e-6)
     cost = step_cost({**given, "reread_us": 0.5, "reread_l2_us": 0.1, "l2_tokens": 25})
-    assert cost(batch) == pytest.approx(
-        (10 + 4 + 110 + 300 * (0.1 / 4 + 0.5 * 3 / 4)) * 1e-6
-    )
+    assert cost(batch) == pytest.approx((10 + 4 + 110 + 300 * (0.1 / 4 + 0.5 * 3 / 4)) * 1e-6)
 
 
 def test_marginal_with_a_cost_of_its_own(tmp_path):

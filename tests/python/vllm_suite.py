@@ -147,9 +147,7 @@ import vllm.model_executor.models.registry as registry  # noqa: E402
 # A release of transformers newer than this vLLM: Llava's module wants names of it, no test does.
 pixtral.__getattr__ = lambda name: object
 
-registry._run_in_subprocess = lambda function: (
-    function()
-)  # which would not know the platform
+registry._run_in_subprocess = lambda function: function()  # which would not know the platform
 
 import vllm.v1.core.sched.scheduler as module  # noqa: E402
 

@@ -32,7 +32,7 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request, RequestStatus
 
 from ..errors import OutOfMemory, OutOfRange
-from ..sched import Pick, Scheduler
+from ..sched import Scheduler
 
 WAITING, FRONT, OVERFLOW, LATE, BATCH, ASIDE, GONE = range(7)
 _MAX_PRIORITY = 1_000_000
@@ -104,7 +104,7 @@ class WaitingQueue(RequestQueue):
         self._arrivals: dict[int, list[tuple[float, str]]] = {}
         self._late: dict[str, _Entry] = {}
         self._popped: _Entry | None = None  # not known yet whether it runs
-        self._pick: Pick | None = None
+        self._pick: tuple[str, int] | None = None  # verdict, number
         self._next_number = 0
         self._waiting = 0  # in WAITING, FRONT and OVERFLOW
 
@@ -143,11 +143,7 @@ class WaitingQueue(RequestQueue):
     def prepend_request(self, request: Request) -> None:
         """Preempted, or skipped: to the head, or with priorities to its old place."""
         entry = self._entries.get(request.request_id)
-        if (
-            entry is None
-            or entry.request is not request
-            or entry.place not in (BATCH, ASIDE)
-        ):
+        if entry is None or entry.request is not request or entry.place not in (BATCH, ASIDE):
             self._forget(request)
             entry = self._enter(request)
             if entry.place != WAITING or self._by_priority:
@@ -176,9 +172,7 @@ class WaitingQueue(RequestQueue):
     def remove_request(self, request: Request) -> None:
         """ValueError: it does not wait here."""
         if request not in self:
-            raise ValueError(
-                f"request {request.request_id} is not in the waiting queue"
-            )
+            raise ValueError(f"request {request.request_id} is not in the waiting queue")
         self._forget(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
@@ -194,8 +188,7 @@ class WaitingQueue(RequestQueue):
             return False
         entry = self._head()
         return entry is not None and (
-            entry.place == OVERFLOW
-            or (self._pick is not None and self._pick.verdict == "add")
+            entry.place == OVERFLOW or (self._pick is not None and self._pick[0] == "add")
         )
 
     def __len__(self) -> int:
@@ -268,12 +261,14 @@ class WaitingQueue(RequestQueue):
     def _head(self) -> _Entry | None:
         if self._front:
             return self._front[0]
-        self._settle()
+        if self._popped is not None:
+            self._settle()
         if self._pick is None:
             self._fill()
-            self._pick = self.sched.best()
-        if self._pick.verdict != "empty":
-            return self._numbers[self._pick.id]
+            self._pick = self.sched.choice()
+        verdict, number = self._pick
+        if verdict != "empty":
+            return self._numbers[number]
         return self._overflow[0] if self._overflow else None
 
     def _fill(self) -> None:
@@ -333,9 +328,7 @@ class WaitingQueue(RequestQueue):
             else:
                 entry.stale = True
         if behind:
-            behind += [
-                entry for entry in new[:count] if entry.arrival > behind[0].arrival
-            ]
+            behind += [entry for entry in new[:count] if entry.arrival > behind[0].arrival]
             for entry in sorted(behind, key=lambda e: e.arrival):
                 self.sched.cancel(entry.number)
                 if not self._insert(entry):
