@@ -323,7 +323,7 @@ class Scheduler:
         )
 
     def choice(self, page_budget: int = -1) -> tuple[str, int]:
-        """Verdict and id of what `best` would say, at two thirds of its cost."""
+        """Verdict and id of what `best` would say, without its other fields."""
         lib.call("pkv_sched_best", ctypes.byref(self._pick), self.handle, page_budget)
         if self._raised is not None:
             self._check()
