@@ -149,6 +149,7 @@ typedef struct pkv_backend_ops {
 struct pkv_executor {
   const pkv_backend_ops *ops;
   const struct pkv_device_ops *device_ops; /* device_ops.h; NULL on the CPU */
+  const struct pkv_dense_ops *dense;       /* device_dense.h; NULL on the CPU */
   pkv_allocator allocator;
   pkv_device device;
   pkv_isa isa;

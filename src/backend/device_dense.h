@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The dense half of a backend with memory of its own: what a layer graph needs besides attention.
+ * PODs and a table of functions, included by .c and .cu alike.
+ *
+ * What holds for all of them
+ *   - Pointers to tensors, weights, ids, positions and slots are the device's; parameters are read
+ *     before the call returns, so they may lie on the caller's stack. Arguments arrive checked.
+ *   - A call puts work on `stream` and returns at once. Nothing allocates or synchronises but what
+ *     says so: a step can be captured in a graph.
+ *   - `act` is f16 or bf16, one for the whole model: the type of activations, of q and of weights
+ *     that are not quantised. The residual stream x is float, so that layers add up exactly; sums
+ *     are float everywhere.
+ *   - Row i of a result depends on row i of the inputs only. How a sum is ordered may depend on m.
+ *   - What the host cannot see is cut, not trusted: ids outside the vocabulary embed as zeros,
+ *     slots outside the cache are skipped (-1: a padded row).
+ */
+#ifndef PKV_BACKEND_DEVICE_DENSE_H
+#define PKV_BACKEND_DEVICE_DENSE_H
+
+#include "backend/backend.h"
+
+/* y[i] = x row ids[i] of w, times scale. w: act type, or f32. */
+typedef struct pkv_dense_embed_params {
+  pkv_weight w; /* data: the device's, [n, k] */
+  pkv_dtype act;
+  int32_t m;
+  const int32_t *ids; /* [m] */
+  float *y;           /* [m, k] */
+  float scale;
+} pkv_dense_embed_params;
+
+/* What the two halves of w's outputs become: y[i] = f(gate[i]) * up[i]. */
+typedef enum pkv_dense_gate {
+  PKV_DENSE_NO_GATE = 0,
+  PKV_DENSE_SILU = 1,
+  PKV_DENSE_GELU = 2 /* its tanh form */
+} pkv_dense_gate;
+
+/*
+ * y = x w^T, or y += x w^T. With a gate w holds n / 2 rows of gate, then n / 2 rows of up, and y
+ * has n / 2 columns.
+ */
+typedef struct pkv_dense_matmul_params {
+  pkv_weight w; /* data as `weight_pack` laid it out; type: act's, or a quantised one */
+  pkv_dtype act;
+  int32_t m;
+  const void *x;    /* act [m, k] */
+  int64_t x_stride; /* elements between rows; a multiple of 8 */
+  void *y;          /* y_f32 ? float : act */
+  int64_t y_stride; /* a multiple of 8 (4 of float) */
+  int32_t y_f32;
+  int32_t accumulate; /* with y_f32 only */
+  pkv_dense_gate gate;
+  void *gate_scratch; /* act [m, n], where a gate is wanted; may stay unused */
+} pkv_dense_matmul_params;
+
+/*
+ * Row i, in this order: x += bias; x += delta, or norm(delta) * delta_weight; y = norm(x) * weight.
+ * norm(v) = v / sqrt(mean(v^2) + eps). x is written back where bias or delta is there.
+ */
+typedef struct pkv_dense_norm_params {
+  pkv_dtype act;
+  int32_t m, n;
+  float eps;
+  float *x;                  /* [m, n]; with rows: [any, n], not written back */
+  const int32_t *rows;       /* [m] or NULL: row i reads row rows[i] of x */
+  const float *bias;         /* [n] or NULL */
+  const float *delta;        /* [m, n] or NULL */
+  const float *delta_weight; /* [n] or NULL */
+  const float *weight;       /* [n] or NULL: y is not written */
+  void *y;                   /* act [m, n] */
+} pkv_dense_norm_params;
+
+/*
+ * Rows of a fused product q | k | v: biases, norms of single heads, rotation; q in its place, k and
+ * v to their slots of the cache.
+ */
+typedef struct pkv_dense_rope_params {
+  pkv_dtype act;
+  int32_t m, query_heads, kv_heads, head_dim;
+  void *qkv;                    /* act [m, (query_heads + 2 kv_heads) * head_dim] */
+  int64_t stride;               /* elements between rows; a multiple of 8 */
+  const float *bias;            /* [(query_heads + 2 kv_heads) * head_dim] or NULL */
+  const float *q_norm, *k_norm; /* [head_dim] or NULL, both or none */
+  float eps;
+  int32_t dims, adjacent;   /* as pkv_rope_params */
+  const double *frequency;  /* [dims / 2] radians a position */
+  float length;             /* of the rotated pairs: 1, more with yarn */
+  const int32_t *positions; /* [m] */
+  const int64_t *slots;     /* [m] */
+  pkv_cache cache;
+} pkv_dense_rope_params;
+
+/*
+ * Attention of the chunks of prompts: row r's new tokens are rows first[r] .. first[r + 1] - 1 of
+ * q and the last ones of its seq_len[r] tokens, which lie in the cache already. Causal.
+ */
+typedef struct pkv_dense_prefill_params {
+  pkv_dtype act;
+  int32_t rows;
+  int32_t tokens;         /* first[rows]: the host knows it, and the grid comes from it */
+  int32_t longest;        /* most new tokens of a row */
+  const int32_t *first;   /* [rows + 1] */
+  const int32_t *seq_len; /* [rows] new tokens included */
+  pkv_cache cache;
+  const int32_t *block_table; /* [rows, block_table_stride] */
+  int64_t block_table_stride;
+  int32_t max_pages;
+  int32_t query_heads;
+  const void *q;    /* act [tokens, query_heads, head_dim] at q_stride */
+  int64_t q_stride; /* elements between tokens; heads lie together */
+  void *out;        /* act */
+  int64_t out_stride;
+  float scale;
+  int32_t window; /* 0 = none */
+} pkv_dense_prefill_params;
+
+/* How one row's token is chosen: pkv_sampling of the engine's sampling.h, word for word. */
+typedef struct pkv_dense_sample_row {
+  float temperature; /* 0 = greedy */
+  int32_t top_k;
+  float top_p, min_p;
+  uint64_t seed, stream;
+  int64_t position;
+} pkv_dense_sample_row;
+
+/* ids[i]: the token of row i, -1 where a logit is not finite. */
+typedef struct pkv_dense_sample_params {
+  int32_t m, vocab;    /* vocab: tokens that may be sampled */
+  const float *logits; /* [m, stride] */
+  int64_t stride;
+  const pkv_dense_sample_row *rows; /* [m], or NULL: all greedy, of equal logits the first id */
+  int32_t *ids;                     /* [m] */
+  void *scratch;                    /* sample_bytes(m, vocab) */
+} pkv_dense_sample_params;
+
+typedef struct pkv_dense_ops {
+  /* E_UNSUPPORTED, naming it, where a library that products need is missing. Once an executor. */
+  pkv_status (*prepare)(pkv_executor *executor, pkv_error *err);
+  /* Bytes free on the device. */
+  pkv_status (*free_bytes)(size_t *bytes, pkv_executor *executor, pkv_error *err);
+  /* Host memory that copies reach without waiting. */
+  pkv_status (*host_alloc)(void **out, pkv_executor *executor, size_t bytes, pkv_error *err);
+  void (*host_free)(pkv_executor *executor, void *ptr);
+  pkv_status (*stream_create)(void **stream, pkv_executor *executor, pkv_error *err);
+  void (*stream_destroy)(pkv_executor *executor, void *stream);
+  /* What is put on the stream from begin to end is kept, not run; launch runs it. */
+  pkv_status (*graph_begin)(pkv_executor *executor, void *stream, pkv_error *err);
+  pkv_status (*graph_end)(void **graph, pkv_executor *executor, void *stream, pkv_error *err);
+  pkv_status (*graph_launch)(pkv_executor *executor, void *graph, void *stream, pkv_error *err);
+  void (*graph_destroy)(pkv_executor *executor, void *graph);
+
+  /* The type that a matrix of this type has on the device: its own where kernels take it, else
+     act's (dequantised on the way). */
+  pkv_wtype (*weight_type)(pkv_wtype type, pkv_dtype act);
+  /* Bytes of such a matrix on the device. */
+  size_t (*weight_bytes)(const pkv_weight *w);
+  /*
+   * Fills the device's matrix w (type, n, k and data set) from row `first` on with a matrix of the
+   * host, converted. Synchronises. Sets w->row_bytes.
+   */
+  pkv_status (*weight_pack)(pkv_executor *executor, pkv_weight *w, pkv_dtype act, int64_t first,
+                            const pkv_weight *host, pkv_error *err);
+  /* `count` elements of act's type: pkv_random_weight (base/rng.h) of seed, index and scale. */
+  pkv_status (*weight_random)(pkv_executor *executor, void *data, pkv_dtype act, int64_t count,
+                              uint64_t seed, float scale, void *stream, pkv_error *err);
+
+  pkv_status (*embed)(pkv_executor *executor, const pkv_dense_embed_params *p, void *stream,
+                      pkv_error *err);
+  pkv_status (*matmul)(pkv_executor *executor, const pkv_dense_matmul_params *p, void *stream,
+                       pkv_error *err);
+  pkv_status (*norm)(pkv_executor *executor, const pkv_dense_norm_params *p, void *stream,
+                     pkv_error *err);
+  pkv_status (*rope)(pkv_executor *executor, const pkv_dense_rope_params *p, void *stream,
+                     pkv_error *err);
+  /* NULL: the backend has none, and pkv_device_attention does it. */
+  pkv_status (*prefill)(pkv_executor *executor, const pkv_dense_prefill_params *p, void *stream,
+                        pkv_error *err);
+  size_t (*sample_bytes)(int32_t m, int32_t vocab);
+  pkv_status (*sample)(pkv_executor *executor, const pkv_dense_sample_params *p, void *stream,
+                       pkv_error *err);
+} pkv_dense_ops;
+
+#endif
