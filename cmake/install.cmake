@@ -30,5 +30,12 @@ if(TARGET pkv_cli)
     DEPENDS pkv_cli VERBATIM)
   add_custom_target(pkv_man ALL DEPENDS pkv.1)
   install(FILES ${PROJECT_BINARY_DIR}/pkv.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+
+  # The unit names the installed files; the settings are an example to copy. Set by the variable
+  # where the system wants units elsewhere, as packages do: /usr/lib/systemd/system.
+  set(PKV_SYSTEMD_DIR lib/systemd/system CACHE STRING "Where the systemd unit goes")
+  configure_file(packaging/pkv-serve.service.in pkv-serve.service @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/pkv-serve.service DESTINATION ${PKV_SYSTEMD_DIR})
+  install(FILES packaging/serve.conf TYPE DOC)
 endif()
 install(FILES LICENSE README.md CHANGELOG.md TYPE DOC)

@@ -349,6 +349,9 @@ typedef struct pkv_event {
   /* Which stop string ended the answer (-1 = none), and how many bytes at the end of its text
      (tokens' texts without control tokens) are that string's and not the answer's. */
   int32_t stop_index, stop_bytes;
+  /* When the first tokens of this answer's prompt were worked on, monotonic nanoseconds; before
+     that it waited, in the queue or for another one's prefix. 0 = never. */
+  int64_t started_ns;
 } pkv_event;
 
 /*

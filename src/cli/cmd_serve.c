@@ -3,16 +3,18 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/env.h"
+#include "base/log.h"
 #include "cli/commands.h"
+#include "cli/serve_log.h"
 #include "cli/prompt_text.h"
 #include "server/serve.h"
 
 typedef struct serve_options {
-  const char *host, *name, *key_file, *keys, *cors;
+  const char *config, *model, *host, *name, *key_file, *keys, *cors;
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
   int32_t header_s, body_s, idle_s, stall_s, drain_s, progress_s;
   int32_t order, admission, beside, no_cache, shared_cache;
+  int32_t log_format, log_level, no_access_log;
   int64_t cache, max_body;
 } serve_options;
 
@@ -24,7 +26,14 @@ static const char *const orders[] = {"tree", "fcfs", "priority", "cht", "lpm", "
 static const char *const admissions[] = {"always",   "static", "static-chain", "ucb", "q-learning",
                                          "marginal", NULL};
 
+static const char *const log_formats[] = {"text", "json", NULL};
+/* As pkv_log_level counts them. */
+static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
+
 static const pkv_option options_table[] = {
+    PKV_TEXT(serve_options, config, 0, "config", "FILE", NULL,
+             "settings, a line each: NAME = VALUE, with the names of these options"),
+    PKV_TEXT(serve_options, model, 'm', "model", "FILE", NULL, "the same as MODEL"),
     PKV_TEXT(serve_options, host, 0, "host", "ADDRESS", "127.0.0.1", "address to listen on"),
     PKV_INT(serve_options, port, 'p', "port", "N", "8080", 0, 65535, "0 = any free one"),
     PKV_TEXT(serve_options, name, 0, "name", "TEXT", NULL,
@@ -32,7 +41,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, key_file, 0, "api-key-file", "FILE", NULL,
              "keys, one a line: all but / and /health then needs one of them"),
     PKV_TEXT(serve_options, keys, 0, "api-keys", "LIST", NULL,
-             "keys, separated by commas; in PKV_SERVE_API_KEYS other users do not see them"),
+             "more keys, separated by commas; in PKV_SERVE_API_KEYS other users do not see them"),
     PKV_TEXT(serve_options, cors, 0, "cors", "LIST", NULL,
              "origins whose pages may ask, separated by commas"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
@@ -71,25 +80,36 @@ static const pkv_option options_table[] = {
             "for running requests after SIGTERM"),
     PKV_INT(serve_options, progress_s, 0, "progress-timeout", "S", "60", 1, 3600,
             "without a step while there is work: /ready says no"),
+    PKV_CHOICE(serve_options, log_format, 0, "log-format", log_formats, "text",
+               "lines of the log on stderr"),
+    PKV_CHOICE(serve_options, log_level, 0, "log-level", log_levels, "info",
+               "info: one record a request, never what it says"),
+    PKV_FLAG(serve_options, no_access_log, 0, "no-access-log", "no records of requests"),
 };
 
 typedef struct serve_state {
   const pkv_cli *cli;
-  const char *host;
+  const char *host, *path;
   pkv_model *model;
+  pkv_serve_log log;
 } serve_state;
 
 static void on_listening(void *user, int32_t port) {
   const serve_state *const s = user;
   const bool v6 = strchr(s->host, ':') != NULL;
-  pkv_cli_error(s->cli, "listening on http://%s%s%s:%d", v6 ? "[" : "", s->host, v6 ? "]" : "",
-                (int)port);
+  pkv_log(PKV_LOG_INFO, "serve", "listening on http://%s%s%s:%d", v6 ? "[" : "", s->host,
+          v6 ? "]" : "", (int)port);
+}
+
+static void on_access(void *user, const pkv_access *access) {
+  const serve_state *const s = user;
+  pkv_serve_log_access(&s->log, access);
 }
 
 static pkv_status load(void *user, pkv_model **out, pkv_error *err) {
   serve_state *const s = user;
   const pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
-  const pkv_status status = pkv_model_open_named(&s->model, s->cli->operands[0], &options, err);
+  const pkv_status status = pkv_model_open_named(&s->model, s->path, &options, err);
   *out = s->model;
   return status;
 }
@@ -132,31 +152,43 @@ static void fill_limits(pkv_serve_options *options, const serve_options *o) {
   options->progress_s = o->progress_s;
 }
 
+static void fill_options(pkv_serve_options *options, const serve_options *o, const char *name) {
+  memset(options, 0, sizeof *options);
+  fill_engine(&options->engine, o);
+  fill_limits(options, o);
+  options->host = o->host;
+  options->port = o->port;
+  options->name = o->name != NULL ? o->name : name;
+  options->key_file = o->key_file;
+  options->keys = o->keys;
+  options->origins = o->cors;
+  options->shared_cache = o->shared_cache != 0;
+  options->load = load;
+  options->listening = on_listening;
+  if (!o->no_access_log) options->access = on_access;
+}
+
 static int run(const pkv_cli *cli, const void *opaque) {
   const serve_options *const o = opaque;
   pkv_serve_options options;
   pkv_error err = {PKV_OK, "", ""};
   char name[256];
-  serve_state state = {cli, o->host, NULL};
-  name_of_file(name, sizeof name, cli->operands[0]);
+  const char *const path = cli->operand_count > 0 ? cli->operands[0] : o->model;
+  serve_state state = {cli, o->host, path, NULL, {o->log_format == 1, (pkv_log_level)o->log_level}};
+  if (path == NULL) return pkv_cli_usage(cli, "MODEL is missing");
+  name_of_file(name, sizeof name, path);
   if (o->name != NULL && (o->name[0] == '\0' || !pkv_utf8_valid(o->name, strlen(o->name))))
     return pkv_cli_usage(cli, "--name must be some text in UTF-8");
-  memset(&options, 0, sizeof options);
-  fill_engine(&options.engine, o);
-  fill_limits(&options, o);
-  options.host = o->host;
-  options.port = o->port;
-  options.name = o->name != NULL ? o->name : name;
-  options.key_file = o->key_file;
-  options.keys = o->keys != NULL ? o->keys : pkv_env_get(PKV_ENV_SERVE_API_KEYS);
-  options.origins = o->cors;
-  options.shared_cache = o->shared_cache != 0;
-  options.load = load;
-  options.listening = on_listening;
+  fill_options(&options, o, name);
   options.user = &state;
+  pkv_log_set(pkv_serve_log_line, &state.log);
   const pkv_status status = pkv_serve(&options, &err);
+  if (status != PKV_OK)
+    pkv_log(PKV_LOG_ERROR, "serve", "%s",
+            err.text[0] != '\0' ? err.text : pkv_status_text(err.status));
+  pkv_log_set(NULL, NULL);
   pkv_model_close(state.model);
-  return status == PKV_OK ? PKV_EXIT_OK : pkv_cli_fail(cli, &err);
+  return status == PKV_OK ? PKV_EXIT_OK : PKV_EXIT_FAILURE;
 }
 
 const pkv_command pkv_command_serve = {
@@ -169,12 +201,16 @@ const pkv_command pkv_command_serve = {
                "says when it is. Listens "
                "on this machine alone unless --host says more; there is no TLS, so anything more "
                "belongs behind a proxy.\n\nSIGTERM or SIGINT: no more requests are "
-               "taken, and those that run are finished; a second one cancels them.",
-    .operands = "MODEL",
-    .min_operands = 1,
+               "taken, and those that run are finished; a second one cancels them.\n\nEvery "
+               "option is also a variable (--api-keys: PKV_SERVE_API_KEYS) and a line of the file "
+               "of --config (api-keys = ...; flags take true or false). The command line goes "
+               "first, then the environment, then the file; what is not known is refused.",
+    .operands = "[MODEL]",
     .max_operands = 1,
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(serve_options),
+    .settings_of = &pkv_command_serve,
+    .env_prefix = "PKV_SERVE_",
     .run = run,
 };

@@ -9,6 +9,8 @@
  *   a VALUE is taken as it stands, a leading '-' included; "--" ends the options
  *   an option given twice: the last one counts
  *   results go to stdout, everything else to stderr as "pkv <command>: <text>"
+ *   a command with settings takes its options also from the environment and a file
+ *   (options_file.c): the command line goes first, then the environment, the file, the defaults
  */
 #ifndef PKV_CLI_COMMAND_H
 #define PKV_CLI_COMMAND_H
@@ -93,6 +95,7 @@ typedef struct pkv_cli {
   const pkv_command *command;
   int operand_count; /* arguments that are no options */
   char **operands;
+  pkv_buffer settings; /* text of the file of settings, which options point into */
 } pkv_cli;
 
 struct pkv_command {
@@ -104,6 +107,10 @@ struct pkv_command {
   const pkv_option *options;
   int option_count;
   size_t options_bytes; /* of the options struct, at most PKV_OPTIONS_BYTES */
+  /* The command that a file of settings is for, often this one; its option table says which keys
+   * there may be, and this command takes those that are also its own. NULL = no settings. */
+  const pkv_command *settings_of;
+  const char *env_prefix; /* "PKV_SERVE_"; with settings_of */
   /* options: the filled struct; returns an exit code. */
   int (*run)(const pkv_cli *cli, const void *options);
 };
@@ -118,6 +125,14 @@ extern const int pkv_command_count;
  * words); operands move to the front of argv. Returns PKV_EXIT_OK or, after a message,
  * PKV_EXIT_USAGE. *help is set when -h or --help was met. */
 int pkv_options_parse(pkv_cli *cli, void *options, bool *help, int argc, char **argv);
+/* Stores a value as the option's type reads it; flags take true and false. */
+bool pkv_option_store(const pkv_option *option, void *options, const char *text);
+/* Says, as part of a message, what the option would take. */
+void pkv_option_bounds(char *out, size_t bytes, const pkv_option *option);
+const pkv_option *pkv_option_find(const pkv_command *command, const char *name, size_t length);
+/* For those options that bit i of *given does not have: the environment's value, or the file's that
+ * --config or the environment names; sets their bits. Returns an exit code, after a message. */
+int pkv_options_settings(pkv_cli *cli, void *options, uint64_t *given);
 /* Appends the command's name and those of its filled options that differ from their defaults, as a
  * shell takes them, but for the options named in `without`, which is separated by commas. */
 pkv_status pkv_options_text(pkv_buffer *out, const pkv_command *command, const void *options,

@@ -14,6 +14,7 @@ extern const pkv_command pkv_command_bench_sched;
 extern const pkv_command pkv_command_calibrate;
 extern const pkv_command pkv_command_explain;
 extern const pkv_command pkv_command_doctor;
+extern const pkv_command pkv_command_healthcheck;
 extern const pkv_command pkv_command_inspect;
 extern const pkv_command pkv_command_run;
 extern const pkv_command pkv_command_serve;

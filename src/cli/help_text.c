@@ -18,7 +18,7 @@ static const char *const exit_codes[][2] = {
 static const char *const environment[][2] = {
     {"PKV_LOG", "error, warn, info or debug: the log goes to stderr"},
     {"PKV_CPU", "reference, scalar, avx2, avx512 or neon: forces an instruction set"},
-    {"PKV_SERVE_API_KEYS", "keys of pkv serve, separated by commas; --api-keys goes first"},
+    {"PKV_SERVE_NAME", "option --name of pkv serve, for each of them: PKV_SERVE_API_KEYS, ..."},
 };
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 

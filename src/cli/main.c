@@ -18,6 +18,7 @@
 const pkv_command *const pkv_commands[] = {
     &pkv_command_run,
     &pkv_command_serve,
+    &pkv_command_healthcheck,
     &pkv_command_demo,
     &pkv_command_inspect,
     &pkv_command_tokenize,
@@ -163,18 +164,20 @@ static int unknown_command(int argc, char **argv) {
 
 static int run_command(const pkv_command *command, int argc, char **argv) {
   _Alignas(max_align_t) unsigned char options[PKV_OPTIONS_BYTES];
-  pkv_cli cli = {command, 0, argv};
+  pkv_cli cli = {command, 0, argv, {NULL, 0, 0, 0, pkv_allocator_default()}};
   bool help = false;
   if (command->options_bytes > sizeof options) {
     pkv_cli_error(&cli, "options struct of %zu bytes is too large", command->options_bytes);
     return PKV_EXIT_FAILURE;
   }
-  const int parsed = pkv_options_parse(&cli, options, &help, argc, argv);
+  int code = pkv_options_parse(&cli, options, &help, argc, argv);
   if (help) {
     pkv_help_command(command);
     return PKV_EXIT_OK;
   }
-  return parsed != PKV_EXIT_OK ? parsed : command->run(&cli, options);
+  if (code == PKV_EXIT_OK) code = command->run(&cli, options);
+  pkv_buffer_deinit(&cli.settings);
+  return code;
 }
 
 static int dispatch(int argc, char **argv) {

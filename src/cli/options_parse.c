@@ -72,7 +72,14 @@ static bool store_choice(const pkv_option *o, void *options, const char *text) {
   return false;
 }
 
-static bool store_value(const pkv_option *o, void *options, const char *text) {
+static bool store_flag(const pkv_option *o, void *options, const char *text) {
+  const bool on = strcmp(text, "true") == 0 || strcmp(text, "1") == 0;
+  if (!on && strcmp(text, "false") != 0 && strcmp(text, "0") != 0) return false;
+  store_int(o, options, on);
+  return true;
+}
+
+bool pkv_option_store(const pkv_option *o, void *options, const char *text) {
   unsigned char *const target = (unsigned char *)options + o->offset;
   int64_t whole = 0;
   double number = 0.0;
@@ -91,38 +98,49 @@ static bool store_value(const pkv_option *o, void *options, const char *text) {
   case PKV_OPTION_CHOICE:
     return store_choice(o, options, text);
   case PKV_OPTION_FLAG:
-    store_int(o, options, 1);
-    return true;
+    return store_flag(o, options, text);
   }
   return false;
 }
 
-static int refuse_value(const pkv_cli *cli, const pkv_option *o, const char *text) {
-  char list[256];
+static void choice_words(char *out, size_t bytes, const pkv_option *o) {
   size_t used = 0;
-  switch (o->type) {
-  case PKV_OPTION_INT:
-    return pkv_cli_usage(cli, "--%s is '%s'; it takes a whole number from %lld to %lld", o->name,
-                         text, (long long)o->lo, (long long)o->hi);
-  case PKV_OPTION_NUMBER:
-    return pkv_cli_usage(cli, "--%s is '%s'; it takes a number from %g to %g", o->name, text,
-                         o->low, o->high);
-  case PKV_OPTION_CHOICE:
-    list[0] = '\0';
-    for (int i = 0; o->choices[i] != NULL && used < sizeof list; i++) {
-      const int n =
-          snprintf(list + used, sizeof list - used, "%s%s", i == 0 ? "" : ", ", o->choices[i]);
-      used += n > 0 ? (size_t)n : 0;
-    }
-    return pkv_cli_usage(cli, "--%s is '%s'; it may be one of %s", o->name, text, list);
-  case PKV_OPTION_TEXT:
-  case PKV_OPTION_FLAG:
-    break;
+  for (int i = 0; o->choices[i] != NULL && used < bytes; i++) {
+    const int n = snprintf(out + used, bytes - used, "%s%s", i == 0 ? "" : ", ", o->choices[i]);
+    used += n > 0 ? (size_t)n : 0;
   }
-  return pkv_cli_usage(cli, "--%s does not take '%s'", o->name, text);
 }
 
-static const pkv_option *find_long(const pkv_command *command, const char *name, size_t length) {
+void pkv_option_bounds(char *out, size_t bytes, const pkv_option *o) {
+  char list[256] = "";
+  switch (o->type) {
+  case PKV_OPTION_INT:
+    (void)snprintf(out, bytes, "it takes a whole number from %lld to %lld", (long long)o->lo,
+                   (long long)o->hi);
+    return;
+  case PKV_OPTION_NUMBER:
+    (void)snprintf(out, bytes, "it takes a number from %g to %g", o->low, o->high);
+    return;
+  case PKV_OPTION_CHOICE:
+    choice_words(list, sizeof list, o);
+    (void)snprintf(out, bytes, "it may be one of %s", list);
+    return;
+  case PKV_OPTION_FLAG:
+    (void)snprintf(out, bytes, "it may be true or false");
+    return;
+  case PKV_OPTION_TEXT:
+    (void)snprintf(out, bytes, "it takes text");
+    return;
+  }
+}
+
+static int refuse_value(const pkv_cli *cli, const pkv_option *o, const char *text) {
+  char bounds[320];
+  pkv_option_bounds(bounds, sizeof bounds, o);
+  return pkv_cli_usage(cli, "--%s is '%s'; %s", o->name, text, bounds);
+}
+
+const pkv_option *pkv_option_find(const pkv_command *command, const char *name, size_t length) {
   for (int i = 0; i < command->option_count; i++) {
     const pkv_option *const o = &command->options[i];
     if (strlen(o->name) == length && strncmp(o->name, name, length) == 0) return o;
@@ -164,19 +182,21 @@ static int take_value(parse_state *s, const pkv_option *o, const char *attached)
   const char *text = attached;
   s->given |= UINT64_C(1) << (unsigned)(o - s->cli->command->options);
   if (o->type == PKV_OPTION_FLAG) {
-    if (attached != NULL)
+    /* What a file of settings says can be taken back. */
+    if (attached == NULL) text = "true";
+    if (attached != NULL && s->cli->command->settings_of == NULL)
       return pkv_cli_usage(s->cli, "--%s takes no value, '%s' was given", o->name, attached);
   } else if (text == NULL) {
     if (s->next >= s->argc) return pkv_cli_usage(s->cli, "--%s needs a value", o->name);
     text = s->argv[s->next++];
   }
-  return store_value(o, s->options, text) ? PKV_EXIT_OK : refuse_value(s->cli, o, text);
+  return pkv_option_store(o, s->options, text) ? PKV_EXIT_OK : refuse_value(s->cli, o, text);
 }
 
 static int parse_long(parse_state *s, const char *word) {
   const char *const equals = strchr(word, '=');
   const size_t length = equals != NULL ? (size_t)(equals - word) : strlen(word);
-  const pkv_option *const o = find_long(s->cli->command, word, length);
+  const pkv_option *const o = pkv_option_find(s->cli->command, word, length);
   if (o != NULL) return take_value(s, o, equals != NULL ? equals + 1 : NULL);
   if (strcmp(word, "help") == 0) {
     *s->help = true;
@@ -204,7 +224,7 @@ static int set_defaults(const pkv_cli *cli, void *options) {
   memset(options, 0, cli->command->options_bytes);
   for (int i = 0; i < cli->command->option_count; i++) {
     const pkv_option *const o = &cli->command->options[i];
-    if (o->fallback != NULL && !store_value(o, options, o->fallback)) {
+    if (o->fallback != NULL && !pkv_option_store(o, options, o->fallback)) {
       pkv_cli_error(cli, "the default '%s' of --%s is out of its bounds", o->fallback, o->name);
       return PKV_EXIT_FAILURE;
     }
@@ -245,5 +265,6 @@ int pkv_options_parse(pkv_cli *cli, void *options, bool *help, int argc, char **
       code = parse_letters(&s, word + 1);
   }
   if (code != PKV_EXIT_OK || *help) return code;
-  return check_complete(&s);
+  if (cli->command->settings_of != NULL) code = pkv_options_settings(cli, options, &s.given);
+  return code == PKV_EXIT_OK ? check_complete(&s) : code;
 }

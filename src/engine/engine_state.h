@@ -71,6 +71,7 @@ typedef struct pkv_seq {
   pkv_stop_match stops;
   const pkv_constraint *constraint; /* or NULL */
   pkv_json_state json;
+  int64_t started_ns; /* of the step that first computed something of it */
   void *user;
 } pkv_seq;
 

@@ -169,6 +169,7 @@ static void fill_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int
   s->prompt = s->known = r->prompt_tokens;
   s->computed = s->planned = s->echoed = s->locked = s->digest_count = 0;
   s->cached_tokens = s->preemptions = 0;
+  s->started_ns = 0;
   s->limit = limit;
   s->echo = r->echo != 0;
   s->logprobs = r->logprobs != 0 || r->top_logprobs > 0;

@@ -24,6 +24,7 @@ static pkv_event *push_event(pkv_event_sink *sink, const pkv_seq *s) {
   event->preemptions = s->preemptions;
   event->stop_index = -1;
   event->stop_bytes = 0;
+  event->started_ns = s->started_ns;
   return event;
 }
 
@@ -227,6 +228,7 @@ static pkv_status compute(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
   if (e->tokens == 0) return PKV_OK;
   for (int32_t i = 0; i < e->running_count; i++) {
     pkv_seq *const s = &e->seqs[e->running[i]];
+    if (s->planned > 0 && s->started_ns == 0) s->started_ns = begin;
     s->computed += s->planned;
   }
   pkv_engine_publish_pages(e);

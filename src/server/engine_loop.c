@@ -65,6 +65,11 @@ static void count_end(pkv_loop *loop, const pkv_job_choice *c) {
   if (c->ended != PKV_FINISH_STOP && c->ended != PKV_FINISH_LENGTH) return;
   pkv_histogram_add(h, PKV_MEASURE_E2E, (double)(now - s->arrived_ns) * 1e-9);
   pkv_histogram_add(h, PKV_MEASURE_GENERATION_TOKENS, (double)c->sampled);
+  if (s->started_ns != 0 && s->first_ns != 0) {
+    pkv_histogram_add(h, PKV_MEASURE_QUEUE, (double)(s->started_ns - s->arrived_ns) * 1e-9);
+    pkv_histogram_add(h, PKV_MEASURE_PREFILL, (double)(s->first_ns - s->started_ns) * 1e-9);
+    pkv_histogram_add(h, PKV_MEASURE_INFERENCE, (double)(s->last_ns - s->started_ns) * 1e-9);
+  }
   if (c->sampled > 1) {
     const double decode = (double)(s->last_ns - s->first_ns) * 1e-9;
     pkv_histogram_add(h, PKV_MEASURE_DECODE, decode);
@@ -115,7 +120,7 @@ static pkv_status add_record(pkv_job_choice *c, const pkv_event *event) {
   return pkv_buffer_append(&c->records, &record, sizeof record, NULL);
 }
 
-static void count_token(pkv_loop *loop, pkv_job_choice *c, int32_t cached) {
+static void count_token(pkv_loop *loop, pkv_job_choice *c, const pkv_event *event) {
   const int64_t now = pkv_clock_ns();
   (void)pthread_mutex_lock(&loop->lock);
   pkv_histograms *const h = &loop->counters.times;
@@ -127,7 +132,8 @@ static void count_token(pkv_loop *loop, pkv_job_choice *c, int32_t cached) {
     pkv_histogram_add(h, PKV_MEASURE_ITL, (double)(now - s->last_ns) * 1e-9);
   }
   s->last_ns = now;
-  s->cached_tokens = cached;
+  s->cached_tokens = event->cached_tokens;
+  s->started_ns = event->started_ns;
   loop->counters.generated_tokens++;
   (void)pthread_mutex_unlock(&loop->lock);
 }
@@ -140,7 +146,7 @@ static pkv_status take_token(pkv_loop *loop, pkv_job_choice *c, const pkv_event 
   const bool text = event->finish != PKV_FINISH_STOP || event->from_prompt || event->stop_bytes > 0;
   if (!event->from_prompt) {
     c->sampled++;
-    count_token(loop, c, event->cached_tokens);
+    count_token(loop, c, event);
   }
   if (!text) return PKV_OK;
   if (r->logprobs || r->top_logprobs > 0) PKV_TRY(add_record(c, event));

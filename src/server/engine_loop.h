@@ -67,7 +67,7 @@ typedef struct pkv_choice_state {
   int32_t stop;      /* the stop string that ended it; -1 = none */
   pkv_status status; /* PKV_FINISH_ERROR: why */
   int32_t prompt_tokens, cached_tokens, generated;
-  int64_t arrived_ns, first_ns, last_ns; /* 0 = not yet */
+  int64_t arrived_ns, started_ns, first_ns, last_ns; /* 0 = not yet; started: left the queue */
 } pkv_choice_state;
 
 typedef struct pkv_loop_counters {

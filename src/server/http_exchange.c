@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Requests: routes, who may ask, bodies; and what all answers have in common. */
 #include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -72,12 +74,36 @@ void *pkv_http_begin(void *user, const char *uri, struct MHD_Connection *http) {
   return exchange;
 }
 
+static void client_address(char *out, size_t bytes, struct MHD_Connection *http) {
+  const union MHD_ConnectionInfo *const info =
+      MHD_get_connection_info(http, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+  const struct sockaddr *const at = info != NULL ? info->client_addr : NULL;
+  const socklen_t size = at == NULL                  ? 0
+                         : at->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                                     : sizeof(struct sockaddr_in);
+  (void)snprintf(out, bytes, "-");
+  if (at != NULL) (void)getnameinfo(at, size, out, (socklen_t)bytes, NULL, 0, NI_NUMERICHOST);
+}
+
 static void tell_access(const pkv_exchange *x, bool complete) {
   const pkv_serve_options *const o = x->connection->server->options;
   static const char *const finishes[] = {"-", "stop", "length", "abort", "error"};
   if (o->access == NULL || !x->begun) return;
-  pkv_access access = {x->request_id, x->method, "-", x->status, x->stream, complete,
-                       0.0,           0,         0,   0,         "-"};
+  char client[64];
+  pkv_access access = {.id = x->request_id,
+                       .method = x->method,
+                       .path = "-",
+                       .client = client,
+                       .key = x->key,
+                       .status = x->status,
+                       .streamed = x->stream,
+                       .complete = complete,
+                       .queue = -1.0,
+                       .ttft = -1.0,
+                       .finish = "-"};
+  client_address(client, sizeof client, x->http);
+  access.probe = x->status == 200 && (x->route == PKV_ROUTE_HEALTH || x->route == PKV_ROUTE_READY ||
+                                      x->route == PKV_ROUTE_METRICS || x->route == PKV_ROUTE_STATE);
   if (x->route != PKV_ROUTE_NONE) access.path = routes[x->route].path;
   access.seconds = (double)(pkv_clock_ns() - x->begun_ns) * 1e-9;
   for (int32_t c = 0; x->states != NULL && c < x->choice_count; c++) {
@@ -86,6 +112,8 @@ static void tell_access(const pkv_exchange *x, bool complete) {
     if (c % x->n == 0) access.cached_tokens += s->cached_tokens;
     access.generated_tokens += s->generated;
     if (c == 0) access.finish = s->done ? finishes[s->finish] : finishes[PKV_FINISH_CANCELLED];
+    if (c == 0 && s->started_ns != 0) access.queue = (double)(s->started_ns - s->arrived_ns) * 1e-9;
+    if (c == 0 && s->first_ns != 0) access.ttft = (double)(s->first_ns - s->arrived_ns) * 1e-9;
   }
   o->access(o->user, &access);
 }

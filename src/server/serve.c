@@ -23,6 +23,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "server/http_parts.h"
+#include "server/notify.h"
 
 #define EVENTS  64
 #define TICK_MS 250 /* how late a time limit may be */
@@ -271,7 +272,8 @@ static int read_signals(int fd) {
 }
 
 static void begin_drain(pkv_server *server) {
-  pkv_log(PKV_LOG_INFO, "server", "ending: no more requests are taken");
+  if (!server->failed) pkv_log(PKV_LOG_INFO, "server", "ending: no more requests are taken");
+  pkv_notify("STOPPING=1");
   server->draining = true;
   const MHD_socket fd = MHD_quiesce_daemon(server->daemon);
   if (fd != MHD_INVALID_SOCKET) (void)close(fd);
@@ -286,6 +288,7 @@ static void take_phase(pkv_server *server) {
   server->longest = counters.engine.max_seq_len;
   server->model = pkv_loop_model(server->loop);
   pkv_log(PKV_LOG_INFO, "server", "the model is ready");
+  pkv_notify("READY=1");
 }
 
 /* Waits once and does what there is to do; *signals counts. */

@@ -11,9 +11,13 @@
  * printable ASCII without quotes and backslashes. */
 typedef struct pkv_access {
   const char *id, *method, *path; /* path: of the route that matched; "-" = none */
+  const char *client;             /* numeric address; "-" = unknown */
+  int32_t key;                    /* which one, from 1; 0 = none asked for, -1 = none given */
   int32_t status;                 /* 0: ended before an answer */
   bool streamed, complete;        /* complete: the client got all of it */
+  bool probe;                     /* one of those that ask how the server is, answered well */
   double seconds;
+  double queue, ttft; /* seconds until the first answer ran, and its first token; -1 = never */
   int32_t prompt_tokens, cached_tokens, generated_tokens;
   const char *finish; /* of the first choice; "-" = there was none */
 } pkv_access;

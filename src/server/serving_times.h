@@ -8,11 +8,14 @@
 #define PKV_BUCKETS 24
 
 typedef enum pkv_measure {
-  PKV_MEASURE_TTFT,   /* arrival to first token */
-  PKV_MEASURE_ITL,    /* between two tokens of an answer */
-  PKV_MEASURE_TPOT,   /* mean of those of one answer */
-  PKV_MEASURE_E2E,    /* arrival to the end */
-  PKV_MEASURE_DECODE, /* first token to last */
+  PKV_MEASURE_TTFT,      /* arrival to first token */
+  PKV_MEASURE_ITL,       /* between two tokens of an answer */
+  PKV_MEASURE_TPOT,      /* mean of those of one answer */
+  PKV_MEASURE_E2E,       /* arrival to the end */
+  PKV_MEASURE_QUEUE,     /* arrival to the first step that worked on it */
+  PKV_MEASURE_PREFILL,   /* from there to the first token */
+  PKV_MEASURE_INFERENCE, /* from there to the last token */
+  PKV_MEASURE_DECODE,    /* first token to last */
   PKV_MEASURE_PROMPT_TOKENS,
   PKV_MEASURE_GENERATION_TOKENS,
   PKV_MEASURE_MAX_TOKENS,

@@ -6,7 +6,6 @@ usage: test_serve.py PKV MODEL   (tests that need the model are skipped, and cou
 import http.client
 import json
 import os
-import re
 import signal
 import socket
 import struct
@@ -18,90 +17,7 @@ import time
 import unittest
 import unittest.mock
 
-PKV, MODEL = sys.argv[1], sys.argv[2]
-HAVE_MODEL = os.access(MODEL, os.R_OK)
-LIMIT_S = 300
-ARGS = ["--ctx", "512", "--cache", "4096", "--requests", "8", "--header-timeout", "2",
-        "--body-timeout", "2", "--idle-timeout", "3", "--max-body", "65536"]
-
-
-class Server:
-    """One running server; what it wrote to stderr is checked at the end."""
-
-    def __init__(self, *args, ready=True, key=None):
-        self.headers = {"Authorization": "Bearer " + key} if key else {}
-        self.process = subprocess.Popen([PKV, "serve", MODEL, "--port", "0", *args],
-                                        stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
-        line = self.process.stderr.readline().decode()
-        found = re.search(r"listening on http://127\.0\.0\.1:(\d+)$", line.strip())
-        if not found:
-            self.process.kill()
-            raise AssertionError(line + self.process.stderr.read().decode())
-        self.port = int(found[1])
-        if ready:
-            self.wait_ready()
-
-    def wait_ready(self):
-        end = time.monotonic() + LIMIT_S
-        while self.request("GET", "/ready", None, self.headers)[0] != 200:
-            assert time.monotonic() < end and self.process.poll() is None, self.end()
-            time.sleep(0.01)
-
-    def end(self, number=signal.SIGTERM):
-        """(exit code, rest of stderr)"""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        err = self.process.communicate(timeout=LIMIT_S)[1].decode()
-        return self.process.returncode, err
-
-    def connect(self):
-        return socket.create_connection(("127.0.0.1", self.port), timeout=LIMIT_S)
-
-    def request(self, method, path, body=None, headers=None):
-        """(status, headers, body) of one request on a connection of its own."""
-        link = http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
-        try:
-            link.request(method, path, body, headers or {})
-            answer = link.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
-        finally:
-            link.close()
-
-    def post(self, path, fields):
-        status, _, body = self.request("POST", path, json.dumps(fields))
-        return status, json.loads(body)
-
-    def events(self, path, fields):
-        """The events of a stream, [DONE] included."""
-        status, headers, body = self.request("POST", path, json.dumps(dict(fields, stream=True)))
-        assert status == 200, (status, body)
-        assert headers["Content-Type"].startswith("text/event-stream"), headers
-        # On a busy machine any stream may be silent for a second, and says so.
-        lines = [line for line in body.decode("utf-8").split("\n\n") if line not in ("", ": ping")]
-        assert all(line.startswith("data: ") for line in lines), lines
-        return [line[6:] for line in lines]
-
-    def metrics(self):
-        text = self.request("GET", "/metrics")[2].decode()
-        return {m[1]: int(m[2]) for m in re.finditer(r"^pkv_(\S+) (\d+)$", text, re.M)}
-
-    def wait_for(self, test, what):
-        """Until the metrics satisfy `test`."""
-        end = time.monotonic() + LIMIT_S
-        while time.monotonic() < end:
-            seen = self.metrics()
-            if test(seen):
-                return seen
-            time.sleep(0.02)
-        raise AssertionError(what + ": %r" % seen)
-
-
-def run_text(prompt, tokens):
-    """What `pkv run` answers."""
-    done = subprocess.run([PKV, "run", "-m", MODEL, "-p", prompt, "-n", str(tokens), "--json",
-                           "--ctx", "512"], capture_output=True, timeout=LIMIT_S, check=True)
-    result = json.loads(done.stdout)
-    return result["text"], result
+from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, Server, run_text
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
@@ -688,7 +604,7 @@ class Loading(unittest.TestCase):
         lines = done.stderr.decode().splitlines()
         self.assertEqual(done.returncode, 1, lines)
         self.assertIn("listening on", lines[0])
-        self.assertIn("/no/such/file", lines[1])
+        self.assertRegex(lines[1], " error serve: .*/no/such/file")
 
     @unittest.skipUnless(HAVE_MODEL, "the model is not there")
     def test_loading(self):

@@ -37,3 +37,15 @@ if [ -x "$build/pkv" ]; then
   "$prefix/usr/bin/pkv" --version
   grep -q '^\.TH' "$prefix/usr/share/man/man1/pkv.1"
 fi
+
+# The unit: what systemd itself says of it, with the command where the unit expects it.
+unit=$prefix/usr/lib/systemd/system/pkv-serve.service
+if [ -x "$build/pkv" ] && command -v systemd-analyze >/dev/null; then
+  sed "s|^ExecStart=[^ ]*|ExecStart=$prefix/usr/bin/pkv|" "$unit" >"$prefix/pkv-serve.service"
+  systemd-analyze verify --man=no "$prefix/pkv-serve.service" 2>"$prefix/log" || cat "$prefix/log"
+  ! grep 'pkv-serve' "$prefix/log"
+  exposure=$(systemd-analyze security --offline=true --no-pager "$prefix/pkv-serve.service" |
+    sed -n 's/.*Overall exposure level[^:]*: \([0-9.]*\).*/\1/p')
+  echo "pkv-serve.service: exposure $exposure of 10"
+  [ "${exposure%%.*}" -lt 3 ]
+fi

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pkv serve` is told by flags, environment and file; what it logs; `pkv healthcheck`; CORS.
+
+usage: test_serve_settings.py PKV MODEL   (as test_serve.py)
+"""
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, RECORD, Server
+
+
+def command(*args, env=None):
+    """(exit code, stderr)"""
+    done = subprocess.run([PKV, *args], capture_output=True, timeout=LIMIT_S, check=False,
+                          env=dict(os.environ, **(env or {})))
+    return done.returncode, done.stderr.decode()
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def file(self, text, name="serve.conf"):
+        path = os.path.join(self.folder.name, name)
+        with open(path, "wb") as out:
+            out.write(text if isinstance(text, bytes) else text.encode())
+        return path
+
+
+class Settings(Files):
+    def test_refused(self):
+        """What a file or the environment may not say is refused by its name and line."""
+        for text, complaint in (
+                ("prot = 1\n", "line 1: 'prot' is no setting of 'pkv serve'; did you mean 'port'?"),
+                ("# x\n\nport 80\n", "line 3: NAME = VALUE is wanted"),
+                ("port = 70000\n", "line 1: port is '70000'; it takes a whole number"),
+                ("port = 1\nport = 2\n", "line 2: port is there twice"),
+                ("config = other\n", "line 1: a file cannot name another one"),
+                ("no-prefix-cache = yes\n", "it may be true or false"),
+                ("order = best\n", "it may be one of tree, fcfs"),
+                ("= 5\n", "'' is no setting"),
+                (b"name = \xff\n", "no text in UTF-8"), (b"name = a\0b\n", "no text in UTF-8")):
+            code, err = command("serve", "m.gguf", "--config", self.file(text))
+            self.assertEqual(code, 2, err)
+            self.assertIn(complaint, err)
+        self.assertEqual(command("serve", "m", "--config", "/no/such/file")[0], 1)
+        self.assertEqual(command("serve", "m", "--config", self.file(b" " * 70000))[0], 1)
+        for env, complaint in (({"PKV_SERVE_PROT": "1"}, "PKV_SERVE_PROT stands for no option"),
+                               ({"PKV_SERVE_PORT": "x"}, "the variable for --port is 'x'")):
+            code, err = command("serve", "m.gguf", env=env)
+            self.assertEqual(code, 2, err)
+            self.assertIn(complaint, err)
+
+    @unittest.skipUnless(HAVE_MODEL, "the model is not there")
+    def test_precedence(self):
+        """The command line before the environment, that before the file, that before defaults."""
+        path = self.file("model = %s\nctx = 100\nname = from file\ncache = 4096\nrows = 3\n"
+                         "no-access-log = true\n" % MODEL)
+        env = {"PKV_SERVE_CONFIG": path, "PKV_SERVE_CTX": "200", "PKV_SERVE_ROWS": "5",
+               "PKV_SERVE_REQUESTS": ""}
+        server = Server("--rows", "7", "--no-access-log=false", model=None, env=env)
+        props = json.loads(server.request("GET", "/props")[2])
+        self.assertEqual(props["model_alias"], "from file")
+        self.assertEqual(props["default_generation_settings"]["n_ctx"], 200)
+        self.assertEqual(props["total_slots"], 7)
+        self.assertEqual(server.end(), (0, ""))
+        self.assertIn("path=/props", "".join(server.lines))
+
+    def test_no_flag_value_elsewhere(self):
+        self.assertEqual(command("tokenize", "--json=true")[0], 2)
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class Log(unittest.TestCase):
+    def ask_all(self, server):
+        """Requests whose every part is of the client's choosing."""
+        secret = "Tell nobody of the marzipan"
+        fields = {"prompt": secret, "max_tokens": 4, "temperature": 0}
+        self.assertEqual(server.post("/v1/completions", fields)[0], 200)
+        server.events("/v1/completions", fields)
+        server.request("GET", "/none?" + "x" * 100, None, {"X-Request-Id": "good-id"})
+        server.request("GET", "/health")
+        with server.connect() as link:
+            link.sendall(b"GET /v1/models?a%0d%0aforged HTTP/1.1\r\nHost: localhost\r\n"
+                         b"X-Request-Id: a\tb\x1b[31m\xff\r\nConnection: close\r\n\r\n")
+            while link.recv(4096):
+                pass
+        with server.connect() as link:
+            link.sendall(b"BR\x1bEW /marzipan HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            link.settimeout(5)
+            try:
+                while link.recv(4096):
+                    pass
+            except OSError:
+                pass
+
+    def test_text(self):
+        server = Server(*ARGS)
+        self.ask_all(server)
+        self.assertEqual(server.end(), (0, ""))
+        log = "".join(server.lines)
+        self.assertNotIn("marzipan", log)
+        self.assertNotIn("forged", log)
+        self.assertNotIn("\x1b", log)
+        for line in server.lines:
+            self.assertRegex(line, RECORD)
+        requests = [line for line in server.lines if " request: " in line]
+        self.assertFalse([line for line in requests if "/health" in line])
+        first = next(line for line in requests if "POST" in line)
+        self.assertRegex(first, r"id=req-\S+ client=127\.0\.0\.1 key=0 method=POST "
+                         r"path=/v1/completions status=200 stream=0 complete=1 seconds=[\d.]+ "
+                         r"prompt=\d+ cached=0 generated=4 finish=length queue=[\d.]+s "
+                         r"ttft=[\d.]+s$")
+        self.assertEqual(len([line for line in requests if "method=POST" in line]), 2)
+        self.assertEqual(len([line for line in requests if "id=good-id" in line
+                              and "path=- status=404" in line]), 1)
+
+    def test_json(self):
+        server = Server(*ARGS, "--log-format", "json", "--log-level", "debug")
+        self.ask_all(server)
+        self.assertEqual(server.end(), (0, ""))
+        records = [json.loads(line) for line in server.lines]
+        self.assertNotIn("marzipan", "".join(server.lines))
+        self.assertIn("listening on", records[0]["message"])
+        self.assertTrue(all(r["level"] in ("info", "debug") for r in records))
+        one = next(r for r in records if r["room"] == "request" and r["method"] == "POST")
+        self.assertEqual((one["status"], one["stream"], one["generated_tokens"], one["finish"]),
+                         (200, False, 4, "length"))
+        self.assertLessEqual(one["queue_seconds"], one["ttft_seconds"])
+        self.assertLessEqual(one["ttft_seconds"], one["seconds"])
+        self.assertTrue([r for r in records if r.get("path") == "/health"])
+
+    def test_no_forged_lines(self):
+        """A name that would end its line and steer a terminal stays in it, escaped."""
+        name = "/no/such\x1b[2J\nfile\u2028\u0085\\"
+        for form in ("text", "json"):
+            done = subprocess.run([PKV, "serve", name, "--port", "0", "--log-format", form],
+                                  capture_output=True, timeout=LIMIT_S, check=False)
+            text = done.stderr.decode()
+            self.assertEqual(len(text.splitlines()), 2, text)
+            self.assertEqual(done.returncode, 1)
+            last = text.splitlines()[-1]
+            message = json.loads(last)["message"] if form == "json" else last
+            self.assertIn(r"\x1b[2J", message)
+            self.assertNotIn("\x1b", message)
+
+
+class Healthcheck(Files):
+    def test_nobody_there(self):
+        with socket.socket() as taken:  # bound, and nobody listens
+            taken.bind(("127.0.0.1", 0))
+            port = str(taken.getsockname()[1])
+            code, err = command("healthcheck", "--port", port)
+        self.assertEqual(code, 1)
+        self.assertIn("nothing answers on 127.0.0.1, port " + port, err)
+        self.assertEqual(command("healthcheck", "--host", "example.org")[0], 1)
+
+    def test_silent_and_odd_servers(self):
+        for answer, complaint in ((None, "no answer came in time"), (b"", "ended before an answer"),
+                                  (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP"),
+                                  (b"HTTP/1.1 999 X\r\n", "no HTTP"),
+                                  (b"HTTP/1.1 503 X\r\n", "/health says 503")):
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                def serve(server=server, answer=answer):
+                    link = server.accept()[0]
+                    with link:
+                        link.recv(4096)
+                        if answer is None:
+                            link.settimeout(LIMIT_S)
+                            link.recv(1)
+                        else:
+                            link.sendall(answer)
+                thread = threading.Thread(target=serve, daemon=True)
+                thread.start()
+                code, err = command("healthcheck", "--timeout", "1", "--port",
+                                    str(server.getsockname()[1]))
+                thread.join(LIMIT_S)
+            self.assertEqual(code, 1, err)
+            self.assertIn(complaint, err)
+
+    @unittest.skipUnless(HAVE_MODEL, "the model is not there")
+    def test_same_settings(self):
+        """O7: the settings of the server are those of its check, port and keys included."""
+        keys = self.file("the-key\n", "keys")
+        server = Server(*ARGS, "--api-key-file", keys, key="the-key")
+        path = self.file("port = %d\napi-key-file = %s\nctx = 512\n" % (server.port, keys))
+        self.assertEqual(command("healthcheck", "--config", path), (0, ""))
+        self.assertEqual(command("healthcheck", "--config", path, "--ready"), (0, ""))
+        env = {"PKV_SERVE_PORT": str(server.port), "PKV_SERVE_API_KEYS": "wrong"}
+        self.assertEqual(command("healthcheck", env=env), (0, ""))
+        code, err = command("healthcheck", "--ready", env=env)
+        self.assertEqual((code, err), (1, "pkv healthcheck: /ready says 401\n"))
+        self.assertEqual(server.end(), (0, ""))
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class Notify(Files):
+    def test_notify(self):
+        """systemd is told when the model is there, and when the end begins."""
+        path = os.path.join(self.folder.name, "notify")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(path)
+            manager.settimeout(LIMIT_S)
+            server = Server(*ARGS, env={"NOTIFY_SOCKET": path})
+            self.assertEqual(manager.recv(100), b"READY=1")
+            self.assertEqual(server.end(), (0, ""))
+            self.assertEqual(manager.recv(100), b"STOPPING=1")
+        for odd in ("relative", "/" + "x" * 200, "/no/such/socket"):
+            server = Server(*ARGS, env={"NOTIFY_SOCKET": odd})
+            self.assertEqual(server.end(), (0, ""))
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class Cors(unittest.TestCase):
+    def preflight(self, server, origin, path="/v1/completions", method="POST"):
+        headers = {"Origin": origin} if origin else {}
+        if method:
+            headers["Access-Control-Request-Method"] = method
+        status, answer, _ = server.request("OPTIONS", path, None, headers)
+        return status, {k: v for k, v in answer.items() if k.startswith("Access-Control")}
+
+    def test_off(self):
+        """P19: without --cors no page of another origin learns anything."""
+        server = Server(*ARGS)
+        self.assertEqual(self.preflight(server, "http://a.example"), (405, {}))
+        _, headers, _ = server.request("GET", "/health", None, {"Origin": "http://a.example"})
+        self.assertNotIn("Access-Control-Allow-Origin", headers)
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_on(self):
+        server = Server(*ARGS, "--cors", "http://a.example,https://b.example:8443", "--api-keys",
+                        "the-key", key="the-key")
+        for origin in ("http://a.example", "https://b.example:8443"):
+            status, headers = self.preflight(server, origin)
+            self.assertEqual((status, headers["Access-Control-Allow-Origin"]), (204, origin))
+            self.assertIn("POST", headers["Access-Control-Allow-Methods"])
+            self.assertIn("Authorization", headers["Access-Control-Allow-Headers"])
+            self.assertNotIn("Access-Control-Allow-Credentials", headers)
+            # The answer itself, and the refusal too: a page has to be able to read it.
+            for more, wanted in (({}, 401), (server.headers, 200)):
+                status, headers, _ = server.request("GET", "/v1/models", None,
+                                                    dict(more, Origin=origin))
+                self.assertEqual((status, headers["Access-Control-Allow-Origin"]),
+                                 (wanted, origin))
+                self.assertIn("Origin", headers["Vary"])
+        for origin in ("http://a.example.evil", "http://a.exampl", "null", "*", "https://a.example",
+                       "http://a.example,https://b.example:8443"):
+            status, headers = self.preflight(server, origin)
+            self.assertEqual((status, headers), (401, {}), origin)
+        # An OPTIONS that is no preflight is no way round the key; nor is one of a path without.
+        self.assertEqual(self.preflight(server, "http://a.example", method=None)[0], 401)
+        self.assertEqual(self.preflight(server, None)[0], 401)
+        self.assertEqual(self.preflight(server, "http://a.example", "/none")[0], 401)
+        self.assertEqual(server.end(), (0, ""))
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v", *sys.argv[3:]])
