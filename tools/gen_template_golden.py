@@ -3,12 +3,14 @@
 """Writes tests/golden/chat_templates.json: what Python's jinja2 makes of chat templates.
 
     pip install jinja2
-    tools/gen_template_golden.py [--shipped FOLDER]
+    tools/fetch_templates.py
+    tools/gen_template_golden.py [--shipped .cache/templates]
 
 jinja2 is set up as the transformers library sets it up. Three kinds of cases: the constructs of
 tests/data/template_constructs.json (text), the templates of tests/data/chat_templates over
 conversations (text), and shipped templates, FOLDER/<name>.jinja (hash of the template and of each
-text; without --shipped those of the present file are kept). Where jinja2 refuses, the text is null.
+text; those of the present file that are not in FOLDER are kept), and requests as a server gets
+them through the same templates. Where jinja2 refuses, the text is null.
 """
 
 import argparse
@@ -18,7 +20,7 @@ import json
 import os
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -66,6 +68,14 @@ def render(template, variables):
         return environment().from_string(template).render(**variables)
     except Exception:
         return None
+
+
+def answer(template, view):
+    """Of a request: one with tools is not for a template that would not show them."""
+    tree = environment().parse(template)
+    if view["tools"] and "tools" not in meta.find_undeclared_variables(tree):
+        return None
+    return render(template, view)
 
 
 def fnv(text):
@@ -176,6 +186,59 @@ def conversations():
     return out
 
 
+def requests():
+    """Requests as clients send them, and what the template has to be shown of each."""
+    weather = conversations()[1]["tools"][0]
+    spelt = '{"city": "Paris \\u00e9", "n": 1.5, "deep": {"a": [1, null, true]}}'
+    first = call("get_weather", spelt, id="abcdefgh1")
+    second = call("get_weather", '{"city":"<|im_end|></s>"}', id="abcdefgh2")
+    asked = [message("developer", "Use tools."), message("user", "w?", name=None)]
+    answered = [
+        message("assistant", None, tool_calls=[first], refusal=None),
+        message("tool", '{"t": 20, "x": "<|im_end|>\\n"}', tool_call_id="abcdefgh1"),
+    ]
+    both = [
+        {"role": "assistant", "tool_calls": [first, second]},
+        message("tool", "1", tool_call_id="abcdefgh1"),
+        message("tool", [{"type": "text", "text": "2"}], tool_call_id="abcdefgh2"),
+    ]
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": " two"}]
+    broken = [message("assistant", "", tool_calls=[call("f", "{not json", id="abcdefgh3")])]
+    settings = {"chat_template_kwargs": {"enable_thinking": False}}
+    sent = [
+        {"messages": asked, "tools": [weather]},
+        {"messages": asked + answered, "tools": [weather], "tool_choice": "auto"},
+        {"messages": asked + both, "tools": [weather]},
+        {"messages": [message("user", parts)], "tools": None, "temperature": 0},
+        {"messages": [message("user", "q"), message("assistant", "a", tool_calls=[])], "tools": []},
+        {"messages": [message("user", "x")] + broken},
+        {"messages": [message("user", "x")], **settings},
+        {"messages": asked + answered + [message("assistant", "20."), message("user", "ta")]},
+    ]
+    return [(json.dumps(r, ensure_ascii=k % 2 == 0), shown(r)) for k, r in enumerate(sent)]
+
+
+def shown(request):
+    messages = []
+    for turn in request["messages"]:
+        turn = {k: v for k, v in turn.items() if v is not None}
+        if turn["role"] == "developer":
+            turn["role"] = "system"
+        if isinstance(turn.get("content"), list):
+            turn["content"] = "".join(part["text"] for part in turn["content"])
+        calls = json.loads(json.dumps(turn.pop("tool_calls", [])))
+        for one in calls:
+            try:
+                one["function"]["arguments"] = json.loads(one["function"]["arguments"])
+            except ValueError:
+                pass
+        turn.setdefault("content", "")
+        messages.append({**turn, **({"tool_calls": calls} if calls else {})})
+    common = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True}
+    extra = request.get("chat_template_kwargs", {})
+    return {"messages": messages, "tools": request.get("tools") or None, **common, **extra}
+
+
 def read(path):
     with open(path, encoding="utf-8", newline="") as file:
         return file.read()
@@ -187,19 +250,24 @@ def main():
     args = parser.parse_args()
     talks = conversations()
     shipped = json.loads(read(GOLDEN))["shipped"] if os.path.exists(GOLDEN) else []
+    asks = requests()
     if args.shipped:
-        shipped = []
         for path in sorted(glob.glob(os.path.join(args.shipped, "*.jinja"))):
             source = read(path)
             texts = [render(source, talk) for talk in talks]
             hashes = [None if text is None else fnv(text) for text in texts]
             name = os.path.basename(path)[: -len(".jinja")]
-            shipped.append({"name": name, "hash": fnv(source), "texts": hashes})
+            asked = [answer(source, view) for _, view in asks]
+            asked = [None if text is None else fnv(text) for text in asked]
+            entry = {"name": name, "hash": fnv(source), "texts": hashes, "requests": asked}
+            shipped = [old for old in shipped if old["name"] != name] + [entry]
+        shipped.sort(key=lambda entry: entry["name"])
     ours = []
     for path in sorted(glob.glob(os.path.join(ROOT, "tests/data/chat_templates/*.jinja"))):
         source = read(path)
         texts = [render(source, talk) for talk in talks]
-        ours.append({"name": os.path.basename(path), "texts": texts})
+        asked = [answer(source, view) for _, view in asks]
+        ours.append({"name": os.path.basename(path), "texts": texts, "requests": asked})
     cases = json.loads(read(CASES))
     variables = cases["variables"]
     sources = ["{{ " + e + " }}" for e in cases["expressions"]] + cases["statements"]
@@ -210,6 +278,7 @@ def main():
         "variables": variables,
         "constructs": constructs,
         "conversations": talks,
+        "requests": [text for text, _ in asks],
         "templates": ours,
         "shipped": shipped,
     }

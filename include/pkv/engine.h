@@ -174,6 +174,23 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_chat_tokenize(int32_t *ids, size_t capacit
                                                     const pkv_message *messages,
                                                     size_t message_count, int32_t add_generation,
                                                     pkv_error *err);
+/*
+ * The same for a conversation as OpenAI's chat API has it, one JSON object in UTF-8:
+ *   messages  each a role (system, developer, user, assistant, tool) and a content: a text,
+ *             or a list of parts of type text, which are joined. An assistant's turn may have
+ *             tool_calls, and then no content; arguments that spell a JSON object are shown to the
+ *             template as that object. Other members go to the template as they are.
+ *   tools     functions that the model may call
+ *   chat_template_kwargs  an object; enable_thinking (true or false) is known
+ * Other members are ignored; null counts as absent. Nothing in it becomes a control token. Besides
+ * what pkv_chat_tokenize says, E_FORMAT: no JSON; E_INVALID: a member is not what it must be, its
+ * path is named and nothing of its text; E_UNSUPPORTED: tools, which the template would not show;
+ * E_LIMIT: JSON nested deeper than 64.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_chat_tokenize_json(int32_t *ids, size_t capacity,
+                                                         size_t *count, const pkv_model *model,
+                                                         const char *json, size_t bytes,
+                                                         int32_t add_generation, pkv_error *err);
 
 /* ------------------------------------------------------------------------------------------
  * Engine

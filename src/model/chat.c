@@ -65,6 +65,14 @@ void pkv_chat_template_destroy(pkv_chat_template *chat) {
   pkv_free(&a, chat, sizeof *chat);
 }
 
+pkv_allocator pkv_chat_allocator(const pkv_chat_template *chat) {
+  return chat->allocator;
+}
+
+bool pkv_chat_shows_tools(const pkv_chat_template *chat) {
+  return pkv_template_names(chat->template, "tools");
+}
+
 /* ------------------------------------------------------------------------------------------
  * Rendering
  * ------------------------------------------------------------------------------------------ */
@@ -111,12 +119,33 @@ static pkv_status fill_turns(turn_table *out, const pkv_allocator *a, const pkv_
   return PKV_OK;
 }
 
-/* Seconds since 1970 as the wall clock here shows them. */
-static int64_t local_seconds(void) {
+int64_t pkv_chat_now(void) {
   struct tm local;
   const time_t now = time(NULL);
   if (now == (time_t)-1 || localtime_r(&now, &local) == NULL) return -1;
   return (int64_t)now + (int64_t)local.tm_gmtoff;
+}
+
+static pkv_template_value flag(bool value) {
+  return (pkv_template_value){.kind = PKV_TEMPLATE_BOOL, .as_int = value};
+}
+
+pkv_status pkv_chat_render_view(pkv_template_output *out, const pkv_chat_template *chat,
+                                const pkv_chat_view *view, pkv_error *err) {
+  const pkv_template_value none = {.kind = PKV_TEMPLATE_NONE};
+  const pkv_template_member members[] = {
+      {"messages", 8, view->messages},
+      {"tools", 5, view->tools},
+      {"documents", 9, none},
+      {"add_generation_prompt", 21, flag(view->add_generation)},
+      {"bos_token", 9, pkv_template_text(chat->bos, chat->bos_bytes, true)},
+      {"eos_token", 9, pkv_template_text(chat->eos, chat->eos_bytes, true)},
+      {"enable_thinking", 15, flag(view->thinking)},
+  };
+  const size_t all = sizeof members / sizeof members[0];
+  const pkv_template_value variables = {
+      .kind = PKV_TEMPLATE_MAP, .members = members, .count = view->thinking_given ? all : all - 1};
+  return pkv_template_render(out, chat->template, &variables, view->now, NULL, err);
 }
 
 pkv_status pkv_chat_render(pkv_template_output *out, const pkv_chat_template *chat,
@@ -126,31 +155,21 @@ pkv_status pkv_chat_render(pkv_template_output *out, const pkv_chat_template *ch
   *out = (pkv_template_output){0};
   PKV_TRY(check_messages(messages, message_count, err));
   PKV_TRY(fill_turns(&table, &chat->allocator, messages, message_count, err));
-  const pkv_template_value list = {
-      .kind = PKV_TEMPLATE_LIST, .items = table.turns, .count = message_count};
-  const pkv_template_value none = {.kind = PKV_TEMPLATE_NONE};
-  const pkv_template_value prompt = {.kind = PKV_TEMPLATE_BOOL, .as_int = add_generation != 0};
-  const pkv_template_member members[] = {
-      {"messages", 8, list},
-      {"tools", 5, none},
-      {"documents", 9, none},
-      {"add_generation_prompt", 21, prompt},
-      {"bos_token", 9, pkv_template_text(chat->bos, chat->bos_bytes, true)},
-      {"eos_token", 9, pkv_template_text(chat->eos, chat->eos_bytes, true)},
-  };
-  const pkv_template_value variables = {
-      .kind = PKV_TEMPLATE_MAP, .members = members, .count = sizeof members / sizeof members[0]};
-  const pkv_status status =
-      pkv_template_render(out, chat->template, &variables, local_seconds(), NULL, err);
+  const pkv_chat_view view = {
+      .messages = {.kind = PKV_TEMPLATE_LIST, .items = table.turns, .count = message_count},
+      .tools = {.kind = PKV_TEMPLATE_NONE},
+      .add_generation = add_generation != 0,
+      .now = pkv_chat_now()};
+  const pkv_status status = pkv_chat_render_view(out, chat, &view, err);
   pkv_free(&chat->allocator, table.turns, table.bytes);
   return status;
 }
 
-static pkv_status encode_runs(int32_t *ids, size_t capacity, size_t *count,
-                              const pkv_chat_template *chat, const pkv_tokenizer *tokenizer,
-                              const pkv_template_output *text, pkv_error *err) {
+pkv_status pkv_chat_encode_output(int32_t *ids, size_t capacity, size_t *count,
+                                  const pkv_tokenizer *tokenizer, const pkv_template_output *text,
+                                  pkv_error *err) {
   const size_t room = (text->run_count + 1) * sizeof(pkv_text_piece);
-  pkv_text_piece *const pieces = pkv_alloc(&chat->allocator, room);
+  pkv_text_piece *const pieces = pkv_alloc(&text->allocator, room);
   PKV_CHECK(err, pieces != NULL, PKV_E_NOMEM, "no memory for %zu pieces of a chat",
             text->run_count);
   size_t at = 0;
@@ -158,7 +177,7 @@ static pkv_status encode_runs(int32_t *ids, size_t capacity, size_t *count,
     pieces[i] = (pkv_text_piece){text->text + at, text->runs[i].bytes, text->runs[i].trusted};
   const pkv_status status = pkv_tokenizer_encode_pieces(ids, capacity, count, tokenizer, pieces,
                                                         text->run_count, true, false, err);
-  pkv_free(&chat->allocator, pieces, room);
+  pkv_free(&text->allocator, pieces, room);
   return status;
 }
 
@@ -171,7 +190,7 @@ pkv_status pkv_chat_encode(int32_t *ids, size_t capacity, size_t *count,
   *count = 0;
   pkv_template_output text;
   PKV_TRY(pkv_chat_render(&text, chat, messages, message_count, add_generation, err));
-  const pkv_status status = encode_runs(ids, capacity, count, chat, tokenizer, &text, err);
+  const pkv_status status = pkv_chat_encode_output(ids, capacity, count, tokenizer, &text, err);
   pkv_template_output_free(&text);
   return status;
 }

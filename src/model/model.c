@@ -156,15 +156,26 @@ pkv_status pkv_token_text(const char **text, size_t *bytes, const pkv_model *mod
   return pkv_tokenizer_text(text, bytes, model->tokenizer, token, special, err);
 }
 
+/* Whether the model can chat; if not, why. */
+static pkv_status check_chat(const pkv_model *model, pkv_error *err) {
+  PKV_CHECK(err, model, PKV_E_INVALID, "model is NULL");
+  PKV_CHECK(err, model->tokenizer, PKV_E_UNSUPPORTED, "the model's file has no tokenizer");
+  if (!model->chat && err) *err = model->chat_error;
+  return model->chat ? PKV_OK : model->chat_error.status;
+}
+
 pkv_status pkv_chat_tokenize(int32_t *ids, size_t capacity, size_t *count, const pkv_model *model,
                              const pkv_message *messages, size_t message_count,
                              int32_t add_generation, pkv_error *err) {
-  PKV_CHECK(err, model, PKV_E_INVALID, "model is NULL");
-  PKV_CHECK(err, model->tokenizer, PKV_E_UNSUPPORTED, "the model's file has no tokenizer");
-  if (!model->chat) {
-    if (err) *err = model->chat_error;
-    return model->chat_error.status;
-  }
+  PKV_TRY(check_chat(model, err));
   return pkv_chat_encode(ids, capacity, count, model->chat, model->tokenizer, messages,
                          message_count, add_generation, err);
+}
+
+pkv_status pkv_chat_tokenize_json(int32_t *ids, size_t capacity, size_t *count,
+                                  const pkv_model *model, const char *json, size_t bytes,
+                                  int32_t add_generation, pkv_error *err) {
+  PKV_TRY(check_chat(model, err));
+  return pkv_chat_encode_json(ids, capacity, count, model->chat, model->tokenizer, json, bytes,
+                              add_generation, err);
 }

@@ -14,9 +14,12 @@
 #include <cmocka.h>
 
 #include "base/text.h"
+#include "model/chat.h"
 #include "support/json_vars.h"
+#include "support/vocab_build.h"
 
 static json_t *golden;
+static pkv_tokenizer *tokenizer; /* for its bos and eos, <s> and </s> */
 static int64_t now;
 
 static int load(void **state) {
@@ -25,12 +28,20 @@ static int load(void **state) {
   golden = json_load_file(PKV_SOURCE_DIR "/tests/golden/chat_templates.json", 0, &error);
   if (golden == NULL) fail_msg("line %d: %s", error.line, error.text);
   now = json_integer_value(json_object_get(golden, "now"));
+  vocab_build v;
+  vocab_build_init(&v, "gpt-2");
+  const int32_t bos = vocab_build_token(&v, "<s>", 3), eos = vocab_build_token(&v, "</s>", 3);
+  gguf_build_u32(&v.file, "tokenizer.ggml.bos_token_id", (uint32_t)bos);
+  gguf_build_u32(&v.file, "tokenizer.ggml.eos_token_id", (uint32_t)eos);
+  tokenizer = vocab_build_open(&v);
+  vocab_build_deinit(&v);
   return 0;
 }
 
 static int unload(void **state) {
   (void)state;
   json_decref(golden);
+  pkv_tokenizer_destroy(tokenizer);
   return 0;
 }
 
@@ -55,25 +66,30 @@ static bool render(pkv_template_output *out, const char *source, size_t bytes, c
   return status == PKV_OK;
 }
 
-/* want: the text, its hash, or null where jinja2 refuses. */
+/* want: the text, its hash, or null where jinja2 refuses; ok: whether we did not. Frees out. */
+static bool compare(pkv_template_output *out, bool ok, const char *name, size_t index,
+                    const json_t *want, bool hashed, const pkv_error *err) {
+  char hash[17];
+  const char *const expected = json_string_value(want);
+  hash_text(hash, ok ? out->text : "", out->bytes);
+  bool same = ok == (expected != NULL);
+  if (same && ok)
+    same = hashed ? strcmp(hash, expected) == 0
+                  : out->bytes == json_string_length(want) &&
+                        memcmp(out->text, expected, out->bytes) == 0;
+  if (!same)
+    print_message("%s %zu: want %s\n got %s\n", name, index, expected ? expected : "(refused)",
+                  ok ? out->text : err->text);
+  pkv_template_output_free(out);
+  return same;
+}
+
 static bool check(const char *name, size_t index, const char *source, size_t bytes,
                   const json_t *vars, const json_t *want, bool hashed) {
   pkv_template_output out;
   pkv_error err = {PKV_OK, "", ""};
-  char hash[17];
   const bool ok = render(&out, source, bytes, vars, &err);
-  const char *const expected = json_string_value(want);
-  hash_text(hash, ok ? out.text : "", out.bytes);
-  bool same = ok == (expected != NULL);
-  if (same && ok)
-    same = hashed ? strcmp(hash, expected) == 0
-                  : out.bytes == json_string_length(want) &&
-                        memcmp(out.text, expected, out.bytes) == 0;
-  if (!same)
-    print_message("%s %zu: want %s\n got %s\n", name, index, expected ? expected : "(refused)",
-                  ok ? out.text : err.text);
-  pkv_template_output_free(&out);
-  return same;
+  return compare(&out, ok, name, index, want, hashed, &err);
 }
 
 static void test_constructs(void **state) {
@@ -91,9 +107,31 @@ static void test_constructs(void **state) {
   assert_int_equal(wrong, 0);
 }
 
-/* Every conversation through one template. */
-static void check_all(const char *name, const pkv_buffer *source, const json_t *texts,
-                      bool hashed) {
+/* Every request as the chat API gets it, tools and calls included. */
+static void check_requests(const char *name, const pkv_buffer *source, const json_t *texts,
+                           bool hashed) {
+  const json_t *const requests = json_object_get(golden, "requests");
+  const pkv_span text = {source->data, source->size};
+  pkv_chat_template *chat = NULL;
+  pkv_error err = {PKV_OK, "", ""};
+  size_t i, wrong = 0;
+  const json_t *request;
+  assert_int_equal(json_array_size(texts), json_array_size(requests));
+  if (pkv_chat_template_create(&chat, text, tokenizer, NULL, &err) != PKV_OK)
+    fail_msg("%s: %s", name, err.text);
+  json_array_foreach(requests, i, request) {
+    pkv_template_output out;
+    const pkv_status status = pkv_chat_render_json(&out, chat, json_string_value(request),
+                                                   json_string_length(request), 1, now, &err);
+    wrong += !compare(&out, status == PKV_OK, name, i, json_array_get(texts, i), hashed, &err);
+  }
+  pkv_chat_template_destroy(chat);
+  if (wrong > 0) fail_msg("%s: %zu of %zu requests differ", name, wrong, i);
+}
+
+/* Every conversation and every request through one template. */
+static void check_all(const char *name, const pkv_buffer *source, const json_t *item, bool hashed) {
+  const json_t *const texts = json_object_get(item, "texts");
   const json_t *const talks = json_object_get(golden, "conversations");
   const json_t *talk;
   size_t i, wrong = 0;
@@ -101,6 +139,7 @@ static void check_all(const char *name, const pkv_buffer *source, const json_t *
   json_array_foreach(talks, i, talk) wrong +=
       !check(name, i, source->data, source->size, talk, json_array_get(texts, i), hashed);
   if (wrong > 0) fail_msg("%s: %zu of %zu conversations differ", name, wrong, i);
+  check_requests(name, source, json_object_get(item, "requests"), hashed);
 }
 
 static void test_own_templates(void **state) {
@@ -116,7 +155,7 @@ static void test_own_templates(void **state) {
     pkv_buffer_init(&source, PKV_TEMPLATE_SOURCE_BYTES, NULL);
     (void)snprintf(path, sizeof path, "%s/tests/data/chat_templates/%s", PKV_SOURCE_DIR, name);
     assert_int_equal(pkv_buffer_read_file(&source, path, NULL), PKV_OK);
-    check_all(name, &source, json_object_get(item, "texts"), false);
+    check_all(name, &source, item, false);
     pkv_buffer_deinit(&source);
   }
 }
@@ -135,7 +174,7 @@ static void test_shipped_templates(void **state) {
     if (pkv_buffer_read_file(&source, path, NULL) == PKV_OK) {
       hash_text(hash, source.data, source.size);
       assert_string_equal(hash, json_string_value(json_object_get(item, "hash")));
-      check_all(name, &source, json_object_get(item, "texts"), true);
+      check_all(name, &source, item, true);
       tried++;
     } else {
       print_message("skipped: %s.jinja is not in .cache/templates\n", name);
