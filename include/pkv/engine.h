@@ -47,6 +47,15 @@ typedef struct pkv_model_info {
    that names the key or tensor. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_model_open(pkv_model **out, const char *path,
                                                  const pkv_model_options *options, pkv_error *err);
+/*
+ * A model of the shape that a config.json states, of random bf16 matrices: for measuring any shape
+ * without a file of it. It has no tokenizer. on_device: the matrices are made on the device of an
+ * engine; an engine on the CPU refuses such a model.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_model_open_random(pkv_model **out, const char *config,
+                                                        int32_t on_device,
+                                                        const pkv_model_options *options,
+                                                        pkv_error *err);
 PKV_API void pkv_model_close(pkv_model *model); /* NULL is allowed */
 /* Fills *out, whatever it held. */
 PKV_API void pkv_model_get_info(pkv_model_info *out, const pkv_model *model);
@@ -238,12 +247,18 @@ typedef struct pkv_engine_options {
      0 = prefill_chunk. Decoding requests get their token in every step whatever waits. */
   int32_t prefill_beside;
   float k_scale, v_scale; /* of an fp8 cache; 0 = 1 */
+  /*
+   * PKV_DEVICE_CUDA: weights and cache lie on the device. A 16-bit cache then has the type of the
+   * activations (bf16 where the weights are, else f16), `isa` and `activations` do not count,
+   * cache_tokens 0 is what is free behind the weights, batch_invariant must be 0 and policy FIXED.
+   */
+  pkv_device device;
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
         PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL, 1, PKV_SCHED_FCFS,    \
-        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f                                                            \
+        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU                                            \
   }
 
 /*

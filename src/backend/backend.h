@@ -76,7 +76,7 @@ typedef enum pkv_wtype {
 /* A weight matrix [n, k], row-major, each row a run of blocks; borrowed. */
 typedef struct pkv_weight {
   pkv_wtype type;
-  int32_t pad;
+  int32_t seed; /* of random weights that are made where they are used: data is NULL then */
   int64_t n, k; /* k is a multiple of the type's block */
   const void *data;
   int64_t row_bytes;

@@ -20,7 +20,27 @@
 
 #include "backend/backend.h"
 
-/* y[i] = x row ids[i] of w, times scale. w: act type, or f32. */
+/*
+ * Element i of random weights: near enough normal, of this deviation. Integers up to one product:
+ * the same float on host and device.
+ */
+PKV_HD static inline float pkv_random_weight(uint64_t seed, uint64_t i, float deviation) {
+  uint64_t z = seed + (i + 1) * UINT64_C(0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  z ^= z >> 31;
+  /* The sum of four 16-bit numbers has the deviation 65536 / sqrt(3). */
+  const int32_t sum = (int32_t)(z & 0xffff) + (int32_t)(z >> 16 & 0xffff) +
+                      (int32_t)(z >> 32 & 0xffff) + (int32_t)(z >> 48) - 131070;
+  return (float)sum * (deviation / 37837.2271f);
+}
+
+/* Sums of k products with numbers around 1 stay around 1. */
+PKV_HD static inline float pkv_random_deviation(int64_t k) {
+  return 1.0f / sqrtf((float)k);
+}
+
+/* y[i] = row ids[i] of w, times scale. w: act type, or f32. */
 typedef struct pkv_dense_embed_params {
   pkv_weight w; /* data: the device's, [n, k] */
   pkv_dtype act;
@@ -156,13 +176,10 @@ typedef struct pkv_dense_ops {
   pkv_wtype (*weight_type)(pkv_wtype type, pkv_dtype act);
   /* Bytes of such a matrix on the device. */
   size_t (*weight_bytes)(const pkv_weight *w);
-  /*
-   * Fills the device's matrix w (type, n, k and data set) from row `first` on with a matrix of the
-   * host, converted. Synchronises. Sets w->row_bytes.
-   */
-  pkv_status (*weight_pack)(pkv_executor *executor, pkv_weight *w, pkv_dtype act, int64_t first,
+  /* Fills rows first .. of the device's matrix w with `host`, of w's type and k. Synchronises. */
+  pkv_status (*weight_pack)(pkv_executor *executor, const pkv_weight *w, int64_t first,
                             const pkv_weight *host, pkv_error *err);
-  /* `count` elements of act's type: pkv_random_weight (base/rng.h) of seed, index and scale. */
+  /* `count` elements of act's type: pkv_random_weight of seed, index and scale. */
   pkv_status (*weight_random)(pkv_executor *executor, void *data, pkv_dtype act, int64_t count,
                               uint64_t seed, float scale, void *stream, pkv_error *err);
 

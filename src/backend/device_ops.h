@@ -29,14 +29,14 @@ struct pkv_device_plan {
   pkv_dtype kv_dtype;
   pkv_device_limits limits;
   int32_t fused_merge;
-  int32_t overlap; /* 0, 1, 2: pkv_device_plan_set_overlap */
+  int32_t overlap;          /* 0, 1, 2: pkv_device_plan_set_overlap */
   int32_t tiles, tile_rows; /* of a segment's query rows, that a CTA takes together */
   int32_t stages;           /* of the kernel's copy ring */
   int32_t clears_slots;     /* slots are emptied by each build and upload */
-  int32_t fresh;           /* no launch has used the plan yet */
-  int32_t built;           /* header says for what */
-  struct pkv_plan header;  /* host copy; of a device-made plan without what the lengths decide */
-  pkv_plan_launch *launch; /* host copy of an uploaded plan's launches */
+  int32_t fresh;            /* no launch has used the plan yet */
+  int32_t built;            /* header says for what */
+  struct pkv_plan header;   /* host copy; of a device-made plan without what the lengths decide */
+  pkv_plan_launch *launch;  /* host copy of an uploaded plan's launches */
   int32_t launch_room;
   void *plan;         /* device: the plan's bytes */
   uint32_t *counters; /* device: [tiles of query rows, max_merges] */

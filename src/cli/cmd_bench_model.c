@@ -20,19 +20,23 @@
 #define MAX_ROWS   1024
 
 typedef struct bench_model_options {
-  const char *model, *prompts, *depths, *parallel, *csv, *commit;
-  int32_t generate, each_prompt, each_tokens, shared, no_start;
+  const char *model, *random, *prompts, *depths, *parallel, *csv, *commit;
+  int32_t generate, each_prompt, each_tokens, shared, no_start, device;
   int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json;
   int64_t seed;
 } bench_model_options;
 
 static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
 static const char *const activation_names[] = {"i8", "f32", NULL};
+static const char *const devices[] = {"cpu", "cuda", NULL};
 static const char *const isas[] = {"auto", "reference", "scalar", "avx2", "avx512", "neon", NULL};
 
 #define O bench_model_options
 static const pkv_option options_table[] = {
-    PKV_REQUIRED(O, model, 'm', "model", "FILE", "GGUF file, or folder of safetensors"),
+    PKV_TEXT(O, model, 'm', "model", "FILE", NULL, "GGUF file, or folder of safetensors"),
+    PKV_TEXT(O, random, 0, "random-weights", "CONFIG", NULL,
+             "in its place: a model of this config.json's shape, of random bf16 weights"),
+    PKV_CHOICE(O, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
              "prefill: prompts of so many tokens, separated by commas; 0 = none"),
     PKV_INT(O, generate, 'n', "generate", "N", "64", 0, MAX_TOKENS,
@@ -154,7 +158,7 @@ static pkv_status run_parallel(bench_model *b, pkv_error *err) {
 
 static pkv_status run_start(bench_model *b, pkv_error *err) {
   bench_figure figures[2];
-  if (b->o->no_start) return PKV_OK;
+  if (b->o->no_start || b->o->random != NULL || b->o->device != PKV_DEVICE_CPU) return PKV_OK;
   PKV_TRY(bench_start(figures, b->o->model, b->o->threads, b->o->repeats, err));
   PKV_TRY(give(b, &figures[0], err));
   return give(b, &figures[1], err);
@@ -165,14 +169,19 @@ static pkv_status open_model(bench_model *b, pkv_error *err) {
   pkv_model_info info = PKV_MODEL_INFO_INIT;
   pkv_executor_options executor_options = PKV_EXECUTOR_OPTIONS_INIT;
   pkv_executor *executor = NULL;
-  PKV_TRY(pkv_model_open_named(&b->model, b->o->model, &model_options, err));
+  const bool cuda = b->o->device == PKV_DEVICE_CUDA;
+  if (b->o->random != NULL)
+    PKV_TRY(pkv_model_open_random(&b->model, b->o->random, cuda, &model_options, err));
+  else
+    PKV_TRY(pkv_model_open_named(&b->model, b->o->model, &model_options, err));
   pkv_model_get_info(&info, b->model);
   b->subject.model = b->model;
   b->subject.vocab = info.vocab;
   b->subject.context = info.context;
   executor_options.isa = (pkv_isa)b->o->isa;
   PKV_TRY(pkv_executor_create(&executor, &executor_options, err));
-  bench_model_describe(&b->run, pkv_isa_name(pkv_executor_isa(executor)), b->o->model);
+  bench_model_describe(&b->run, cuda ? "cuda" : pkv_isa_name(pkv_executor_isa(executor)),
+                       b->o->random != NULL ? b->o->random : b->o->model);
   pkv_executor_destroy(executor);
   return PKV_OK;
 }
@@ -195,7 +204,8 @@ static void set_up(bench_model *b) {
   e->activations = (pkv_activations)o->activations;
   e->page_tokens = o->page;
   e->prefill_chunk = o->chunk;
-  e->batch_invariant = !o->variant;
+  e->batch_invariant = !o->variant && o->device == PKV_DEVICE_CPU;
+  e->device = (pkv_device)o->device;
   b->subject.repeats = o->repeats;
   b->subject.seed = (uint64_t)o->seed << 20;
   b->run.run.commit = o->commit;
@@ -232,6 +242,10 @@ static int finish(bench_model *b, pkv_status status, const pkv_error *err) {
 static int run(const pkv_cli *cli, const void *options) {
   bench_model b = {.cli = cli, .o = options};
   pkv_error err = {PKV_OK, NULL, {0}};
+  if ((b.o->model == NULL) == (b.o->random == NULL))
+    return pkv_cli_usage(cli, b.o->model == NULL
+                                  ? "--model FILE or --random-weights CONFIG is missing"
+                                  : "--model and --random-weights exclude each other");
   if (!parse_list(&b.prompts, b.o->prompts, MAX_TOKENS, true))
     return pkv_cli_usage(cli, "--prompt is '%s'; it takes token counts like 128,512", b.o->prompts);
   if (!parse_list(&b.depths, b.o->depths, MAX_TOKENS, false))

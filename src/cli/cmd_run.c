@@ -15,10 +15,13 @@ typedef struct run_options {
   int32_t max_tokens, top_k, threads, kv_dtype, activations, ctx, page, chunk, logprobs;
   double temperature, top_p;
   int64_t seed;
+  int32_t device;
 } run_options;
 
 static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
 static const char *const activation_names[] = {"i8", "f32", NULL};
+
+static const char *const devices[] = {"cpu", "cuda", NULL};
 
 static const pkv_option options_table[] = {
     PKV_REQUIRED(run_options, model, 'm', "model", "FILE", "GGUF file, or folder of safetensors"),
@@ -42,6 +45,7 @@ static const pkv_option options_table[] = {
                "sample among the likeliest that together have probability P"),
     PKV_INT(run_options, seed, 0, "seed", "N", "0", 0, INT64_MAX,
             "the same seed gives the same text"),
+    PKV_CHOICE(run_options, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_INT(run_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(run_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(run_options, activations, 0, "activations", activation_names, "i8",
@@ -107,6 +111,8 @@ static pkv_status create_engine(run_state *s, pkv_error *err) {
   options.page_tokens = o->page;
   options.prefill_chunk = o->chunk;
   options.max_seq_len = o->ctx;
+  options.device = (pkv_device)o->device;
+  options.batch_invariant = o->device == PKV_DEVICE_CPU;
   options.max_rows = 1;
   options.max_requests = 1;
   return pkv_engine_create(&s->engine, s->model, &options, err);

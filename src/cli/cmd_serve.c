@@ -13,7 +13,7 @@ typedef struct serve_options {
   const char *config, *model, *host, *name, *key_file, *keys, *cors;
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
   int32_t header_s, body_s, idle_s, stall_s, drain_s, progress_s;
-  int32_t order, admission, beside, no_cache, shared_cache;
+  int32_t order, admission, beside, no_cache, shared_cache, device;
   int32_t log_format, log_level, no_access_log;
   int64_t cache, max_body;
 } serve_options;
@@ -29,6 +29,7 @@ static const char *const admissions[] = {"always",   "static", "static-chain", "
 static const char *const log_formats[] = {"text", "json", NULL};
 /* As pkv_log_level counts them. */
 static const char *const log_levels[] = {"error", "warn", "info", "debug", NULL};
+static const char *const devices[] = {"cpu", "cuda", NULL};
 
 static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, config, 0, "config", "FILE", NULL,
@@ -44,6 +45,7 @@ static const pkv_option options_table[] = {
              "more keys, separated by commas; in PKV_SERVE_API_KEYS other users do not see them"),
     PKV_TEXT(serve_options, cors, 0, "cors", "LIST", NULL,
              "origins whose pages may ask, separated by commas"),
+    PKV_CHOICE(serve_options, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(serve_options, activations, 0, "activations", activation_names, "i8",
@@ -51,7 +53,7 @@ static const pkv_option options_table[] = {
     PKV_INT(serve_options, ctx, 0, "ctx", "N", "0", 0, INT32_MAX,
             "longest sequence in tokens, 0 = the model's"),
     PKV_INT(serve_options, cache, 0, "cache", "N", "0", 0, INT64_MAX,
-            "tokens the KV cache holds, 0 = the longest sequence"),
+            "tokens the KV cache holds, 0 = the longest sequence; on a device what fits"),
     PKV_INT(serve_options, page, 0, "page", "N", "16", 1, 1024, "tokens in a cache page"),
     PKV_INT(serve_options, chunk, 0, "chunk", "N", "512", 1, 65536, "prompt tokens in a step"),
     PKV_INT(serve_options, beside, 0, "chunk-beside", "N", "0", 0, 65536,
@@ -134,6 +136,8 @@ static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
   engine->prefill_chunk = o->chunk;
   engine->max_rows = o->rows;
   engine->max_requests = o->requests;
+  engine->device = (pkv_device)o->device;
+  engine->batch_invariant = o->device == PKV_DEVICE_CPU;
   engine->route_stats = 1;
   engine->order = (pkv_sched_order)o->order;
   engine->admission = (pkv_sched_policy)o->admission;

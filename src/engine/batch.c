@@ -46,6 +46,19 @@ static pkv_status size_class(size_t *plan_bytes, const pkv_engine *e, const pkv_
   return PKV_OK;
 }
 
+/* A device makes its own. */
+static pkv_status create_plans(pkv_engine *e, pkv_q_class *c, size_t *workspace, pkv_error *err) {
+  PKV_TRY(size_class(&c->plan_bytes, e, c, &c->shape, workspace, err));
+  c->plan = pkv_alloc(&e->allocator, c->plan_bytes);
+  PKV_CHECK(err, c->plan != NULL, PKV_E_NOMEM, "no memory for plans of %zu bytes", c->plan_bytes);
+  if (e->shape.window == 0 || e->options.max_seq_len <= e->shape.window) return PKV_OK;
+  PKV_TRY(size_class(&c->local_plan_bytes, e, c, &c->local_shape, workspace, err));
+  c->local_plan = pkv_alloc(&e->allocator, c->local_plan_bytes);
+  PKV_CHECK(err, c->local_plan != NULL, PKV_E_NOMEM, "no memory for plans of %zu bytes",
+            c->local_plan_bytes);
+  return PKV_OK;
+}
+
 static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_error *err) {
   pkv_q_class *const c = &e->classes[index];
   const int32_t q_len = 1 << index;
@@ -66,20 +79,13 @@ static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_
   c->plan_options =
       plan_options(e, q_len == 1 && e->options.route != PKV_ROUTE_SHARED ? e->options.route
                                                                          : PKV_ROUTE_BALANCED);
-  PKV_TRY(size_class(&c->plan_bytes, e, c, &c->shape, workspace, err));
-  c->plan = pkv_alloc(&e->allocator, c->plan_bytes);
   c->local_shape = c->shape;
   c->local_shape.window = e->shape.window;
-  if (e->shape.window > 0 && e->options.max_seq_len > e->shape.window) {
-    PKV_TRY(size_class(&c->local_plan_bytes, e, c, &c->local_shape, workspace, err));
-    c->local_plan = pkv_alloc(&e->allocator, c->local_plan_bytes);
-    PKV_CHECK(err, c->local_plan != NULL, PKV_E_NOMEM, "no memory for plans of %zu bytes",
-              c->local_plan_bytes);
-  }
+  if (e->weights == NULL) PKV_TRY(create_plans(e, c, workspace, err));
   c->seq_len = pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows, sizeof *c->seq_len);
   c->table =
       pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows * (size_t)e->max_pages, sizeof *c->table);
-  PKV_CHECK(err, c->plan != NULL && c->seq_len != NULL && c->table != NULL, PKV_E_NOMEM,
+  PKV_CHECK(err, c->seq_len != NULL && c->table != NULL, PKV_E_NOMEM,
             "no memory for the plans of rows of %d tokens", (int)q_len);
   return PKV_OK;
 }
@@ -131,6 +137,7 @@ pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_err
   e->logit_tokens = pkv_alloc_zeroed(a, logits, sizeof *e->logit_tokens);
   e->logit_rows = pkv_alloc_zeroed(a, logits, sizeof *e->logit_rows);
   e->logits = pkv_alloc(a, logit_bytes);
+  e->sampled = pkv_alloc_zeroed(a, logits, sizeof *e->sampled);
   e->decode_len = pkv_alloc_zeroed(a, (size_t)e->options.max_rows, sizeof *e->decode_len);
   e->scratch.candidates = pkv_alloc_zeroed(a, head, sizeof *e->scratch.candidates);
   e->scratch.weights = pkv_alloc_zeroed(a, head, sizeof *e->scratch.weights);
@@ -138,9 +145,9 @@ pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_err
   e->counts = pkv_alloc_zeroed(a, head, sizeof *e->counts);
   PKV_CHECK(err,
             e->ids != NULL && e->positions != NULL && e->slots != NULL && e->logit_tokens != NULL &&
-                e->logit_rows != NULL && e->logits != NULL && e->decode_len != NULL &&
-                e->scratch.candidates != NULL && e->scratch.weights != NULL && e->edited != NULL &&
-                e->counts != NULL,
+                e->logit_rows != NULL && e->logits != NULL && e->sampled != NULL &&
+                e->decode_len != NULL && e->scratch.candidates != NULL &&
+                e->scratch.weights != NULL && e->edited != NULL && e->counts != NULL,
             PKV_E_NOMEM, "no memory for a batch of %zu tokens and %zu rows of %zu logits", tokens,
             logits, head);
   return PKV_OK;
@@ -167,6 +174,7 @@ void pkv_batch_destroy(pkv_engine *engine) {
   pkv_free(a, e->logit_tokens, logits * sizeof *e->logit_tokens);
   pkv_free(a, e->logit_rows, logits * sizeof *e->logit_rows);
   pkv_free(a, e->logits, logits * head * sizeof *e->logits);
+  pkv_free(a, e->sampled, logits * sizeof *e->sampled);
   pkv_free(a, e->decode_len, (size_t)e->options.max_rows * sizeof *e->decode_len);
   pkv_free(a, e->scratch.candidates, head * sizeof *e->scratch.candidates);
   pkv_free(a, e->scratch.weights, head * sizeof *e->scratch.weights);
@@ -199,6 +207,7 @@ static pkv_status add_row(pkv_engine *e, pkv_q_class *c, int32_t slot, int32_t f
     PKV_CHECK(err, e->logit_count < e->max_logits, PKV_E_INTERNAL,
               "a step needs more than %d rows of logits", (int)e->max_logits);
     e->logit_tokens[e->logit_count] = at;
+    if (e->weights != NULL) e->reads_logits |= pkv_engine_device_reads(e, s);
     e->logit_rows[e->logit_count++] = (pkv_logit_row){slot, first + i};
   }
   e->tokens += q_len;
@@ -250,15 +259,20 @@ static pkv_status build_shared(const pkv_plan **plan, pkv_engine *e, void *memor
   return pkv_plan_build_shared(plan, memory, bytes, shape, options, rows, seq_len, &sharing, err);
 }
 
+/* Whether rows may read the same pages. */
+static bool may_share(const pkv_engine *e, const pkv_q_class *c) {
+  pkv_prefix_stats prefix;
+  if (!c->shares || c->rows < 2) return false;
+  pkv_prefix_get_stats(&prefix, e->prefix);
+  return e->prefix == NULL || prefix.shared > 0;
+}
+
 /* *plan stays NULL where the rows share nothing that pays. */
 static pkv_status plan_sharing(const pkv_plan **plan, pkv_engine *e, const pkv_q_class *c,
                                const pkv_shape *shape, void *memory, size_t bytes, pkv_error *err) {
-  pkv_prefix_stats prefix;
   pkv_plan_stats stats = PKV_PLAN_STATS_INIT;
   *plan = NULL;
-  if (!c->shares || c->rows < 2) return PKV_OK;
-  pkv_prefix_get_stats(&prefix, e->prefix);
-  if (e->prefix != NULL && prefix.shared == 0) return PKV_OK;
+  if (!may_share(e, c)) return PKV_OK;
   const pkv_plan_options o = plan_options(e, PKV_ROUTE_SHARED);
   PKV_TRY(build_shared(plan, e, memory, bytes, shape, &o, c->table, c->rows, c->seq_len, err));
   PKV_TRY(pkv_plan_get_stats(&stats, *plan, e->options.kv_dtype, err));
@@ -275,11 +289,16 @@ static pkv_status build_plan(const pkv_plan **plan, pkv_engine *e, const pkv_q_c
   return pkv_plan_build(plan, memory, bytes, shape, &c->plan_options, c->rows, c->seq_len, err);
 }
 
-static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv_error *err) {
-  pkv_q_class *const c = &e->classes[index];
-  pkv_forward_group *const g = &e->groups[e->group_count];
+static void describe_group(pkv_engine *e, const pkv_q_class *c, pkv_forward_group *g) {
+  g->rows = c->rows;
+  g->q_len = c->shape.q_len;
+  g->seq_len = c->seq_len;
+  g->shares = may_share(e, c);
+  if (g->shares) e->stats.shared_steps++;
+}
+
+static pkv_status plan_group(pkv_engine *e, pkv_q_class *c, pkv_forward_group *g, pkv_error *err) {
   bool shared = false;
-  if (c->rows == 0) return PKV_OK;
   PKV_TRY(choose_route(e, c, err));
   PKV_TRY(build_plan(&g->plan, e, c, &c->shape, c->plan, c->plan_bytes, &shared, err));
   if (shared) e->stats.shared_steps++;
@@ -287,6 +306,18 @@ static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv
   if (c->local_plan != NULL)
     PKV_TRY(build_plan(&g->local_plan, e, c, &c->local_shape, c->local_plan, c->local_plan_bytes,
                        &shared, err));
+  return PKV_OK;
+}
+
+static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv_error *err) {
+  pkv_q_class *const c = &e->classes[index];
+  pkv_forward_group *const g = &e->groups[e->group_count];
+  if (c->rows == 0) return PKV_OK;
+  *g = (pkv_forward_group){0};
+  if (e->weights != NULL)
+    describe_group(e, c, g);
+  else
+    PKV_TRY(plan_group(e, c, g, err));
   g->block_table = c->table;
   g->block_table_stride = e->max_pages;
   g->max_pages = e->max_pages;
@@ -298,6 +329,7 @@ static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv
 pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err) {
   pkv_engine *const e = engine;
   e->tokens = e->logit_count = e->group_count = e->decode_rows = 0;
+  e->reads_logits = false;
   for (int i = PKV_Q_CLASSES; i-- > 0;) {
     const int32_t first = e->tokens;
     PKV_TRY(fill_class(e, i, err));

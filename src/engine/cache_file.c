@@ -112,6 +112,8 @@ static void copy_page(const pkv_engine *e, int32_t page, unsigned char *record, 
 static pkv_status check_engine(const pkv_engine *e, pkv_error *err) {
   PKV_CHECK(err, e->prefix != NULL && e->options.prefix_cache, PKV_E_UNSUPPORTED,
             "the engine keeps no prefix cache");
+  PKV_CHECK(err, e->weights == NULL, PKV_E_UNSUPPORTED,
+            "the cache lies on a device: it is not written to files");
   PKV_CHECK(err, e->running_count == 0 && e->waiting_count == 0, PKV_E_STATE,
             "%d requests are running or waiting", (int)(e->running_count + e->waiting_count));
   return PKV_OK;

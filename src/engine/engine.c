@@ -59,9 +59,18 @@ static pkv_status check_options(const pkv_engine_options *o, pkv_error *err) {
   return PKV_OK;
 }
 
-static void resolve_options(pkv_engine *e, const pkv_engine_options *given) {
+/* Most tokens that the rows can hold; the default on the CPU is the context alone. */
+static pkv_status default_cache(pkv_engine *e, pkv_error *err) {
   pkv_engine_options *const o = &e->options;
-  *o = *given;
+  const int64_t row = (int64_t)pkv_pages_for(e, o->max_seq_len) * o->page_tokens;
+  o->cache_tokens = e->shape.context;
+  if (e->weights != NULL) PKV_TRY(pkv_engine_device_room(&o->cache_tokens, e, err));
+  if (o->cache_tokens > row * o->max_rows) o->cache_tokens = row * o->max_rows;
+  return PKV_OK;
+}
+
+static pkv_status resolve_options(pkv_engine *e, pkv_error *err) {
+  pkv_engine_options *const o = &e->options;
   o->page_tokens = or_default(o->page_tokens, DEFAULT_PAGE);
   o->max_rows = or_default(o->max_rows, DEFAULT_ROWS);
   o->max_requests = or_default(o->max_requests, DEFAULT_REQUESTS);
@@ -71,20 +80,17 @@ static void resolve_options(pkv_engine *e, const pkv_engine_options *given) {
   o->max_seq_len = or_default(o->max_seq_len, e->shape.context);
   if (o->max_seq_len > e->shape.context) o->max_seq_len = e->shape.context;
   if (o->max_requests < o->max_rows) o->max_rows = o->max_requests;
-  if (o->cache_tokens == 0) { /* no more than the rows can ever hold */
-    const int64_t row = (int64_t)pkv_pages_for(e, o->max_seq_len) * o->page_tokens;
-    o->cache_tokens = e->shape.context;
-    if (o->cache_tokens > row * o->max_rows) o->cache_tokens = row * o->max_rows;
-  }
+  if (o->cache_tokens == 0) PKV_TRY(default_cache(e, err));
   if (o->cache_tokens < o->max_seq_len) o->max_seq_len = (int32_t)o->cache_tokens;
   if (o->route == PKV_ROUTE_AUTO)
     o->route = o->prefix_sharing ? PKV_ROUTE_SHARED : PKV_ROUTE_BALANCED;
   e->max_pages = pkv_pages_for(e, o->max_seq_len);
   e->max_tokens = o->max_rows + o->prefill_chunk;
   e->max_logits = o->max_rows + PKV_SCORE_TOKENS;
+  return PKV_OK;
 }
 
-static pkv_status create_cache(pkv_engine *e, pkv_error *err) {
+static pkv_status create_pool(pkv_engine *e, pkv_error *err) {
   pkv_pool_options pool = PKV_POOL_OPTIONS_INIT;
   pool.dtype = e->options.kv_dtype;
   pool.layers = e->shape.layers;
@@ -95,7 +101,11 @@ static pkv_status create_cache(pkv_engine *e, pkv_error *err) {
   pool.k_scale = e->options.k_scale;
   pool.v_scale = e->options.v_scale;
   pool.allocator = &e->allocator;
-  PKV_TRY(pkv_pool_create(&e->pool, &pool, err));
+  return pkv_pool_create(&e->pool, &pool, err);
+}
+
+static pkv_status create_cache(pkv_engine *e, pkv_error *err) {
+  PKV_TRY(e->weights != NULL ? pkv_engine_device_pool(e, err) : create_pool(e, err));
   if (e->options.prefix_sharing)
     PKV_TRY(
         pkv_prefix_create(&e->prefix, e->pool, e->options.prefix_cache != 0, &e->allocator, err));
@@ -139,18 +149,27 @@ static pkv_status find_ends(pkv_engine *e, pkv_error *err) {
   return PKV_OK;
 }
 
-static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
+static pkv_status create_executor(pkv_engine *e, pkv_error *err) {
   pkv_executor_options executor = PKV_EXECUTOR_OPTIONS_INIT;
-  pkv_forward_options forward = {0};
+  executor.device = e->options.device;
   executor.threads = e->options.threads;
   executor.isa = e->options.isa;
   executor.allocator = &e->allocator;
-  PKV_TRY(pkv_executor_create(&e->executor, &executor, err));
+  return pkv_executor_create(&e->executor, &executor, err);
+}
+
+static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
+  pkv_forward_options forward = {0};
+  if (e->executor == NULL) PKV_TRY(create_executor(e, err));
+  if (e->options.device != PKV_DEVICE_CPU) PKV_TRY(pkv_engine_device_begin(e, err));
+  PKV_TRY(resolve_options(e, err));
   PKV_TRY(find_ends(e, err));
   PKV_TRY(create_requests(e, err));
+  PKV_TRY(pkv_batch_create(e, &forward.workspace_bytes, err));
+  if (e->weights != NULL) PKV_TRY(pkv_engine_device_forward(e, err));
   PKV_TRY(create_cache(e, err));
   PKV_TRY(pkv_queue_create(e, err));
-  PKV_TRY(pkv_batch_create(e, &forward.workspace_bytes, err));
+  if (e->weights != NULL) return pkv_device_forward_attach(e->device, e->caches, err);
   forward.max_tokens = e->max_tokens;
   forward.max_logits = e->max_logits;
   forward.max_positions = e->options.max_seq_len;
@@ -160,26 +179,30 @@ static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   return pkv_forward_create(&e->forward, e->model, e->executor, &forward, err);
 }
 
-pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
-                             const pkv_engine_options *options, pkv_error *err) {
-  const pkv_engine_options defaults = PKV_ENGINE_OPTIONS_INIT;
-  PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
-  *out = NULL;
+static pkv_status check_arguments(const pkv_model *model, const pkv_engine_options *options,
+                                  pkv_error *err) {
   PKV_CHECK(err, model != NULL, PKV_E_INVALID, "model is NULL");
-  if (options == NULL) options = &defaults;
   PKV_CHECK_STRUCT(err, options, pkv_engine_options);
   PKV_TRY(check_options(options, err));
-  const pkv_hparams *const shape = pkv_model_hparams(model);
-  PKV_CHECK(err, shape->layers > 0, PKV_E_STATE, "the model was opened for its tokenizer only");
+  PKV_CHECK(err, pkv_model_hparams(model)->layers > 0, PKV_E_STATE,
+            "the model was opened for its tokenizer only");
+  return PKV_OK;
+}
 
+static pkv_status create(pkv_engine **out, const pkv_model *model, pkv_executor **executor,
+                         const pkv_engine_options *options, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_or_default(options->allocator);
   pkv_engine *const e = pkv_alloc_zeroed(&a, 1, sizeof *e);
   PKV_CHECK(err, e != NULL, PKV_E_NOMEM, "no memory for an engine");
   e->allocator = a;
   e->model = model;
-  e->shape = *shape;
+  e->shape = *pkv_model_hparams(model);
   e->next_order = 1;
-  resolve_options(e, options);
+  e->options = *options;
+  if (executor != NULL) {
+    e->executor = *executor;
+    *executor = NULL;
+  }
   const pkv_tokenizer *const tokenizer = pkv_model_tokenizer(model);
   e->vocab = e->shape.vocab;
   if (tokenizer != NULL && pkv_tokenizer_vocab_used(tokenizer) < e->vocab)
@@ -193,11 +216,31 @@ pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
   return PKV_OK;
 }
 
+pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
+                             const pkv_engine_options *options, pkv_error *err) {
+  const pkv_engine_options defaults = PKV_ENGINE_OPTIONS_INIT;
+  PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
+  *out = NULL;
+  if (options == NULL) options = &defaults;
+  PKV_TRY(check_arguments(model, options, err));
+  return create(out, model, NULL, options, err);
+}
+
+pkv_status pkv_engine_create_on(pkv_engine **out, const pkv_model *model, pkv_executor *executor,
+                                const pkv_engine_options *options, pkv_error *err) {
+  *out = NULL;
+  pkv_status status = check_arguments(model, options, err);
+  if (status == PKV_OK) status = create(out, model, &executor, options, err);
+  pkv_executor_destroy(executor);
+  return status;
+}
+
 void pkv_engine_destroy(pkv_engine *engine) {
   pkv_engine *const e = engine;
   if (e == NULL) return;
   const pkv_allocator a = e->allocator;
   pkv_forward_destroy(e->forward);
+  pkv_device_forward_destroy(e->device);
   pkv_batch_destroy(e);
   pkv_free(&a, e->caches, (size_t)e->shape.layers * sizeof *e->caches);
   pkv_sched_destroy(e->sched);
@@ -206,6 +249,7 @@ void pkv_engine_destroy(pkv_engine *engine) {
   pkv_table_destroy(e->table);
   pkv_prefix_destroy(e->prefix);
   pkv_pool_destroy(e->pool);
+  pkv_engine_device_end(e);
   for (int32_t i = 0; e->seqs != NULL && i < e->options.max_requests; i++)
     pkv_seq_free(e, &e->seqs[i]);
   pkv_free(&a, e->seqs, (size_t)e->options.max_requests * sizeof *e->seqs);
@@ -252,5 +296,5 @@ void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine) {
   out->pages_shared = engine->prefix != NULL ? prefix.shared : pool.pages_shared;
   out->page_copies = pool.copies;
   out->evictions = prefix.evictions;
-  out->cache_bytes = pool.storage_bytes;
+  out->cache_bytes = engine->weights != NULL ? engine->device_cache_bytes : pool.storage_bytes;
 }

@@ -7,6 +7,7 @@
  *   queue.c      the lists of waiting and running ones, and the scheduler behind them
  *   admission.c  who runs: prefixes, pages, preemption
  *   batch.c      what a step computes: tokens, groups, plans
+ *   engine_device.c  weights, cache and forward pass on a device
  *   step.c       one step: the above in order, forward, sampling, events
  *
  * A request, or each of its n answers, is a pkv_seq in a slot of `seqs` from submit to its last
@@ -23,6 +24,7 @@
 #include "engine/sampling.h"
 #include "engine/stop_match.h"
 #include "kv/prefix.h"
+#include "model/device_forward.h"
 #include "model/model.h"
 
 /*
@@ -106,6 +108,13 @@ struct pkv_engine {
 
   pkv_executor *executor;
   pkv_forward *forward;
+  /* In its place on a device; NULL on the CPU. */
+  pkv_device_weights *weights;
+  pkv_device_forward *device;
+  void *device_cache; /* the pool's storage */
+  size_t device_cache_bytes;
+  pkv_status copy_status; /* of a page copied since the last step */
+  pkv_error copy_error;
   pkv_pool *pool;
   pkv_table *table;
   pkv_cache *caches;    /* [layers] */
@@ -127,7 +136,9 @@ struct pkv_engine {
   int64_t *slots;           /* [max_tokens] */
   int32_t *logit_tokens;    /* [max_logits] */
   pkv_logit_row *logit_rows;
-  float *logits; /* [max_logits, hparams.vocab] */
+  float *logits;     /* [max_logits, hparams.vocab] */
+  int32_t *sampled;  /* device: [max_logits] the likeliest tokens */
+  bool reads_logits; /* device: some row of the step needs more than its likeliest token */
   int32_t tokens, decode_tokens, logit_count;
   pkv_q_class classes[PKV_Q_CLASSES]; /* by q_len 1, 2, 4, ... */
   pkv_forward_group groups[PKV_Q_CLASSES];
@@ -194,6 +205,22 @@ void pkv_engine_publish_pages(pkv_engine *engine);
 void pkv_seq_digest(const pkv_engine *engine, pkv_seq *s);
 /* The memory that a slot keeps. */
 void pkv_seq_free(const pkv_engine *engine, pkv_seq *s);
+
+/* engine_device.c */
+/* The same as pkv_engine_create on an executor made before, which the engine then owns, whatever
+   comes of it (tests). */
+pkv_status pkv_engine_create_on(pkv_engine **out, const pkv_model *model, pkv_executor *executor,
+                                const pkv_engine_options *options, pkv_error *err);
+/* Uploads the weights; refuses options that a device has no answer to. */
+pkv_status pkv_engine_device_begin(pkv_engine *engine, pkv_error *err);
+/* Tokens of cache that will fit, roughly: before anything but the weights is there. */
+pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *engine, pkv_error *err);
+/* The forward pass, then the pool from what is left. */
+pkv_status pkv_engine_device_forward(pkv_engine *engine, pkv_error *err);
+pkv_status pkv_engine_device_pool(pkv_engine *engine, pkv_error *err);
+void pkv_engine_device_end(pkv_engine *engine);
+/* Whether the row's token needs its logits on the host. */
+bool pkv_engine_device_reads(const pkv_engine *engine, const pkv_seq *s);
 
 /* batch.c */
 pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_error *err);

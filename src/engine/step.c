@@ -108,7 +108,8 @@ static pkv_status echo_plain(pkv_engine *e, pkv_event_sink *sink, pkv_error *err
 }
 
 /* The next token by the request's own rules, or -1 when the logits allow none. */
-static int32_t choose_token(pkv_engine *e, const pkv_seq *s, const float *logits) {
+static int32_t choose_token(pkv_engine *e, const pkv_seq *s, int32_t row, const float *logits) {
+  if (logits == NULL) return e->sampled[row];
   const bool early = s->known - s->prompt < s->min_tokens;
   const pkv_edit_context context = {s->tokens, s->prompt, s->known, e->ends,
                                     early ? e->end_count : 0};
@@ -135,10 +136,12 @@ static bool meets_stop(const pkv_engine *e, pkv_seq *s, pkv_event *event) {
   return event->stop_index >= 0;
 }
 
-static pkv_status sample_token(pkv_engine *e, int32_t slot, const float *logits,
+/* logits: of this row of the step, or NULL where the device has chosen. */
+static pkv_status sample_token(pkv_engine *e, int32_t row, const float *logits,
                                pkv_event_sink *sink, pkv_error *err) {
+  const int32_t slot = e->logit_rows[row].seq;
   pkv_seq *const s = &e->seqs[slot];
-  const int32_t token = choose_token(e, s, logits);
+  const int32_t token = choose_token(e, s, row, logits);
   if (token < 0) return end_without_token(e, slot, PKV_FINISH_ERROR, sink, err);
   pkv_event *const event = push_event(sink, s);
   event->token = token;
@@ -160,12 +163,13 @@ static pkv_status publish(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
   for (int32_t i = 0; i < e->logit_count; i++) {
     const pkv_logit_row at = e->logit_rows[i];
     const pkv_seq *const s = &e->seqs[at.seq];
-    const float *const logits = e->logits + (size_t)i * (size_t)e->shape.vocab;
+    const bool here = e->weights == NULL || e->reads_logits;
+    const float *const logits = here ? e->logits + (size_t)i * (size_t)e->shape.vocab : NULL;
     if (s->state != PKV_SEQ_RUNNING) continue; /* ended by an earlier row of this step */
     if (at.position + 1 < s->prompt)
       PKV_TRY(echo_token(e, at.seq, at.position + 1, logits, sink, err));
     else
-      PKV_TRY(sample_token(e, at.seq, logits, sink, err));
+      PKV_TRY(sample_token(e, i, logits, sink, err));
   }
   return PKV_OK;
 }
@@ -180,8 +184,15 @@ static pkv_status forward(pkv_engine *e, pkv_error *err) {
       .group_count = e->group_count,
       .logit_tokens = e->logit_tokens,
       .logit_count = e->logit_count,
-      .logits = e->logits,
+      .logits = e->weights == NULL || e->reads_logits ? e->logits : NULL,
+      .sampled = e->sampled,
   };
+  if (e->weights != NULL) {
+    const pkv_status copied = e->copy_status;
+    e->copy_status = PKV_OK;
+    if (copied != PKV_OK && err != NULL) *err = e->copy_error;
+    return copied != PKV_OK ? copied : pkv_device_forward_run(e->device, &batch, err);
+  }
   return pkv_forward_run(e->forward, e->caches, &batch, err);
 }
 

@@ -140,8 +140,15 @@ static void copy_one(unsigned char *base, int64_t to, int64_t from, int64_t toke
     }
 }
 
+void pkv_pool_set_copy(pkv_pool *pool, void (*copy)(void *ctx, int32_t to, int32_t from),
+                       void *ctx) {
+  pool->copy = copy;
+  pool->copy_ctx = ctx;
+}
+
 void pkv_pool_copy_page(pkv_pool *pool, int32_t to, int32_t from, int32_t tokens) {
-  for (int32_t i = 0; i < pool->layers; i++) {
+  if (pool->copy) pool->copy(pool->copy_ctx, to, from);
+  for (int32_t i = 0; i < pool->layers && !pool->copy; i++) {
     const pkv_cache *c = &pool->caches[i];
     const int64_t size = (int64_t)pkv_dtype_bytes(c->dtype);
     const size_t vector = (size_t)c->head_dim * (size_t)size;

@@ -19,6 +19,9 @@ struct pkv_pool {
   int32_t *free_ids;  /* [pages], a stack of free pages below fresh */
   int64_t free_count; /* of the stack */
   int64_t shared, peak, copies;
+  /* Copies a page of storage that the host cannot reach; NULL: plain memory. */
+  void (*copy)(void *ctx, int32_t to, int32_t from);
+  void *copy_ctx;
   void *storage; /* owned, or NULL when wrapped */
   size_t storage_bytes;
 };
@@ -31,6 +34,9 @@ static inline int64_t pkv_pool_free_pages(const pkv_pool *pool) {
 void pkv_pool_take(int32_t *ids, pkv_pool *pool, int64_t count);
 /* One owner less of a page that has one. */
 void pkv_pool_drop(pkv_pool *pool, int32_t page);
+/* From now on pages are copied, whole, by `copy`. */
+void pkv_pool_set_copy(pkv_pool *pool, void (*copy)(void *ctx, int32_t to, int32_t from),
+                       void *ctx);
 /* Copies the first `tokens` tokens of a page in all layers. */
 void pkv_pool_copy_page(pkv_pool *pool, int32_t to, int32_t from, int32_t tokens);
 

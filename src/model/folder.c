@@ -124,6 +124,38 @@ pkv_status pkv_folder_open(pkv_gguf **out, const char *path, bool tokenizer_only
   return status;
 }
 
+static pkv_status load_config(pkv_gguf **out, folder *f, const char *text, size_t bytes,
+                              pkv_error *err) {
+  PKV_TRY(pkv_json_parse(&f->config, "config.json", text, bytes, err));
+  PKV_TRY(pkv_folder_read_config(&f->parsed, &f->meta, f->config, NULL, err));
+  write_name(f);
+  pkv_meta_text(&f->meta, "tokenizer.ggml.model", "none");
+  PKV_TRY(pkv_meta_finish(out, &f->meta, &f->allocator, err));
+  (*out)->folder = true;
+  return PKV_OK;
+}
+
+pkv_status pkv_folder_open_config(pkv_gguf **out, pkv_folder_config *parsed, const char *path,
+                                  const pkv_allocator *allocator, pkv_error *err) {
+  folder f = {.path = path};
+  pkv_buffer text;
+  *out = NULL;
+  f.allocator = pkv_allocator_or_default(allocator);
+  pkv_meta_init(&f.meta, &f.allocator);
+  pkv_buffer_init(&text, MAX_CONFIG, &f.allocator);
+  pkv_status status = pkv_buffer_read_file(&text, path, err);
+  if (status == PKV_OK) status = load_config(out, &f, text.data, text.size, err);
+  *parsed = f.parsed;
+  parsed->architecture = NULL; /* lay in the JSON */
+  pkv_buffer_deinit(&text);
+  folder_deinit(&f);
+  if (status != PKV_OK) {
+    pkv_gguf_close(*out);
+    *out = NULL;
+  }
+  return status;
+}
+
 static pkv_status load_memory(pkv_gguf **out, folder *f, const char *config, const char *tokenizer,
                               size_t bytes, pkv_error *err) {
   if (config) {

@@ -20,6 +20,10 @@ typedef struct pkv_folder_config {
 /* config.json and generation_config.json (NULL = not there) into keys. */
 pkv_status pkv_folder_read_config(pkv_folder_config *out, pkv_meta *meta, const json_t *config,
                                   const json_t *generation, pkv_error *err);
+/* A config.json anywhere, into keys and what the tensors would need to know of it: no tensors, no
+   tokenizer. */
+pkv_status pkv_folder_open_config(pkv_gguf **out, pkv_folder_config *parsed, const char *path,
+                                  const pkv_allocator *allocator, pkv_error *err);
 /* tokenizer.json into keys; rows: of the embedding, 0 = not known. */
 pkv_status pkv_folder_read_tokenizer(pkv_meta *meta, const json_t *tokenizer, int32_t rows,
                                      const pkv_allocator *allocator, pkv_error *err);

@@ -131,16 +131,24 @@ static double yarn_divisor(const pkv_model *m, int32_t pair) {
   return 1.0 / ((1.0 - ramp) + ramp / m->yarn.factor);
 }
 
-static void fill_frequencies(pkv_forward *f) {
-  const pkv_model *m = f->model;
+int32_t pkv_rope_tables(const pkv_model *m) {
+  return m->gemma ? 2 : 1;
+}
+
+void pkv_rope_frequencies(double *frequency, const pkv_model *m) {
   for (int32_t j = 0; j < m->hp.rope_dim / 2; j++) {
-    f->frequency[j] = pow((double)m->hp.rope_base, -2.0 * j / m->hp.rope_dim);
-    f->frequency[j] /= (double)m->rope_factor;
-    f->frequency[j] /= yarn_divisor(m, j);
-    if (m->rope_freqs) f->frequency[j] /= (double)m->rope_freqs[j];
-    if (f->tables == 2)
-      f->frequency[m->hp.rope_dim / 2 + j] = pow((double)m->local_base, -2.0 * j / m->hp.rope_dim);
+    frequency[j] = pow((double)m->hp.rope_base, -2.0 * j / m->hp.rope_dim);
+    frequency[j] /= (double)m->rope_factor;
+    frequency[j] /= yarn_divisor(m, j);
+    if (m->rope_freqs) frequency[j] /= (double)m->rope_freqs[j];
+    if (pkv_rope_tables(m) == 2)
+      frequency[m->hp.rope_dim / 2 + j] = pow((double)m->local_base, -2.0 * j / m->hp.rope_dim);
   }
+}
+
+double pkv_rope_length(const pkv_model *m) {
+  const double yarn = m->yarn.factor;
+  return yarn > 1.0 ? 1.0 + 0.1 * log(yarn) : 1.0;
 }
 
 /*
@@ -150,8 +158,7 @@ static void fill_frequencies(pkv_forward *f) {
  */
 static void grow_cos_sin(pkv_forward *f, const pkv_forward_batch *b) {
   const int32_t half = f->model->hp.rope_dim / 2;
-  const double yarn = f->model->yarn.factor;
-  const double length = yarn > 1.0 ? 1.0 + 0.1 * log(yarn) : 1.0; /* of the rotated pairs */
+  const double length = pkv_rope_length(f->model);
   int32_t last = -1;
   for (int32_t i = 0; i < b->tokens; i++)
     last = b->positions[i] > last ? b->positions[i] : last;
@@ -174,6 +181,8 @@ pkv_status pkv_forward_create(pkv_forward **out, const pkv_model *model, pkv_exe
   PKV_CHECK(err, model && executor && options, PKV_E_INVALID, "%s is NULL",
             !model ? "model" : (!executor ? "executor" : "options"));
   PKV_CHECK(err, model->layers, PKV_E_STATE, "the model was opened for its tokenizer only");
+  PKV_CHECK(err, model->embed.data, PKV_E_STATE,
+            "the model's random weights are made on a device: the CPU has none");
   PKV_CHECK(err, options->max_tokens >= 1, PKV_E_INVALID, "max_tokens is %d, must be at least 1",
             (int)options->max_tokens);
   PKV_CHECK(err, options->max_logits >= 0, PKV_E_INVALID, "max_logits is %d, must not be negative",
@@ -187,14 +196,14 @@ pkv_status pkv_forward_create(pkv_forward **out, const pkv_model *model, pkv_exe
   f->model = model;
   f->executor = executor;
   f->options = *options;
-  f->tables = model->gemma ? 2 : 1;
+  f->tables = pkv_rope_tables(model);
   f->chunk = options->max_tokens < CHUNK_ROWS ? options->max_tokens : CHUNK_ROWS;
   const pkv_status status = take_buffers(f, err);
   if (status != PKV_OK) {
     pkv_forward_destroy(f);
     return status;
   }
-  fill_frequencies(f);
+  pkv_rope_frequencies(f->frequency, model);
   *out = f;
   return PKV_OK;
 }

@@ -89,6 +89,26 @@ pkv_status pkv_model_open(pkv_model **out, const char *path, const pkv_model_opt
   return open_any(out, path, NULL, 0, options, err);
 }
 
+pkv_status pkv_model_open_random(pkv_model **out, const char *config, int32_t on_device,
+                                 const pkv_model_options *options, pkv_error *err) {
+  PKV_CHECK(err, out, PKV_E_INVALID, "out is NULL");
+  *out = NULL;
+  PKV_CHECK(err, config, PKV_E_INVALID, "config is NULL");
+  if (!options) options = &default_options;
+  PKV_CHECK_STRUCT(err, options, pkv_model_options);
+  const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
+  pkv_model *m = pkv_alloc_zeroed(&allocator, 1, sizeof *m);
+  PKV_CHECK(err, m, PKV_E_NOMEM, "no memory for a model");
+  m->allocator = allocator;
+  const pkv_status status = pkv_random_open(m, config, on_device != 0, err);
+  if (status != PKV_OK) {
+    pkv_model_close(m);
+    return status;
+  }
+  *out = m;
+  return PKV_OK;
+}
+
 pkv_status pkv_model_open_memory(pkv_model **out, const void *bytes, size_t size,
                                  const pkv_model_options *options, pkv_error *err) {
   return open_any(out, NULL, bytes, size, options, err);

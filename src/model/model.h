@@ -4,6 +4,8 @@
 #ifndef PKV_MODEL_MODEL_H
 #define PKV_MODEL_MODEL_H
 
+#include <stdbool.h>
+
 #include "model/gguf.h"
 #include "model/tokenizer.h"
 #include "pkv/engine.h"
@@ -42,6 +44,11 @@ typedef struct pkv_forward_group {
   int64_t block_table_stride;
   int32_t max_pages;
   int32_t first_token; /* where its rows * q_len tokens start in the batch, row by row */
+  /* For a device, which plans for itself: `plan` and `local_plan` are NULL, `rows` rows of q_len
+     new tokens. `shares`: read prefixes that rows share once. */
+  int32_t rows, q_len;
+  const int32_t *seq_len; /* [rows] */
+  bool shares;
 } pkv_forward_group;
 
 typedef struct pkv_forward_batch {
@@ -53,7 +60,8 @@ typedef struct pkv_forward_batch {
   int32_t group_count;
   const int32_t *logit_tokens; /* [logit_count]: which tokens of the batch need logits */
   int32_t logit_count;
-  float *logits; /* [logit_count, vocab] */
+  float *logits;    /* [logit_count, vocab] */
+  int32_t *sampled; /* a device: [logit_count] the likeliest tokens, -1 = not finite */
 } pkv_forward_batch;
 
 /* Scratch and tables of forward passes on one executor: single-owner, sized at creation,

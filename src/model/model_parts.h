@@ -63,8 +63,15 @@ pkv_status pkv_hparams_read(pkv_model *model, pkv_error *err);
 /* Finds every tensor by name, with its exact shape and a type we compute with; nothing else may be
    in the file. Sets hp.vocab. */
 pkv_status pkv_weights_bind(pkv_model *model, pkv_error *err);
+/* random_model.c: layers of random matrices in place of those of a file. */
+pkv_status pkv_random_open(pkv_model *model, const char *config, bool on_device, pkv_error *err);
 /* Whether this layer is local. */
 bool pkv_hparams_is_local(const pkv_model *model, int32_t layer);
+/* forward.c: how many rotations there are (2: local layers have their own), their frequencies
+   [tables, rope_dim / 2] in radians a position, and the length of the rotated pairs. */
+int32_t pkv_rope_tables(const pkv_model *model);
+void pkv_rope_frequencies(double *frequency, const pkv_model *model);
+double pkv_rope_length(const pkv_model *model);
 /* Whether products and embeddings take weights of this GGUF type. */
 bool pkv_weights_computable(uint32_t type);
 /* E_FORMAT naming the first tensor that holds a NaN or an infinity, in block scales too. */

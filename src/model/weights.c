@@ -100,7 +100,7 @@ static pkv_status bind_matrix(pkv_weight *out, binder *b, const char *name, int6
             "tensor %s: rows of %lld elements are not whole blocks of %lld (%s)", name,
             (long long)inputs, (long long)block, type);
   out->type = (pkv_wtype)t->type;
-  out->pad = 0;
+  out->seed = 0;
   out->n = outputs;
   out->k = inputs;
   out->data = t->data;

@@ -12,9 +12,10 @@
 #include "pkv/device.h"
 
 typedef struct gpu_options {
-  bool small;    /* a subset that takes seconds where each launch takes long (sanitizers) */
-  bool fake;     /* on the CPU */
-  bool need_gpu; /* no device is a failure */
+  bool small;        /* a subset that takes seconds where each launch takes long (sanitizers) */
+  bool fake;         /* on the CPU */
+  bool need_gpu;     /* no device is a failure */
+  const char *model; /* a model file to compare text of; NULL: none */
 } gpu_options;
 extern gpu_options gpu_opt;
 
@@ -42,6 +43,10 @@ int gpu_suite_sanitized(void);
 int gpu_suite_streams(void);
 int gpu_suite_tree(void);
 int gpu_suite_shared(void);
+/* With CUDA: engines make their own executors. */
+int gpu_suite_dense(void);
+int gpu_suite_model(void);
+int gpu_suite_steps(void);
 /* With the CUDA runtime. */
 int gpu_suite_perf(void);
 int gpu_suite_status(void);

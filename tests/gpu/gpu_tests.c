@@ -2,7 +2,7 @@
 /*
  * The program of all GPU tests.
  *
- *   gpu_tests [--suite NAME]... [--filter PATTERN] [--small] [--fake] [--need-gpu]
+ *   gpu_tests [--suite NAME]... [--filter PATTERN] [--small] [--fake] [--need-gpu] [--model FILE]
  *   gpu_tests --list      the suites; those that only run when named last
  *   gpu_tests --probe     says what device there is: 0 = one to test on, 77 = none, 1 = one that
  *                         does not work
@@ -45,6 +45,9 @@ static const suite suites[] = {
     {"streams", gpu_suite_streams, 0},
     {"tree", gpu_suite_tree, 0},
 #ifdef PKV_HAVE_CUDA
+    {"dense", gpu_suite_dense, NOT_FAKE},
+    {"model", gpu_suite_model, NOT_FAKE},
+    {"steps", gpu_suite_steps, NOT_FAKE | WHEN_NAMED},
     {"shared", gpu_suite_shared, NOT_FAKE},
     {"status", gpu_suite_status, NOT_FAKE},
     {"perf", gpu_suite_perf, NOT_FAKE | WHEN_NAMED},
@@ -119,7 +122,7 @@ static const suite *find(const char *name) {
 static int usage(const char *what) {
   fprintf(stderr,
           "gpu_tests: cannot use '%s'; takes --suite NAME, --filter PATTERN, --small, --fake, "
-          "--need-gpu, --list, --probe\n",
+          "--need-gpu, --model FILE, --list, --probe\n",
           what);
   return 2;
 }
@@ -137,6 +140,8 @@ int main(int argc, char **argv) {
       gpu_opt.fake = true;
     } else if (strcmp(argv[i], "--need-gpu") == 0) {
       gpu_opt.need_gpu = true;
+    } else if (strcmp(argv[i], "--model") == 0 && value != NULL) {
+      gpu_opt.model = argv[++i];
     } else if (strcmp(argv[i], "--filter") == 0 && value != NULL) {
       cmocka_set_test_filter(argv[++i]);
     } else if (strcmp(argv[i], "--suite") == 0 && find(value) != NULL && count < SUITES) {

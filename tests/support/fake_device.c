@@ -12,6 +12,7 @@
 
 #include "backend/device_ops.h"
 #include "base/status.h"
+#include "support/fake_dense.h"
 
 #define FAKE_PARTS 11
 
@@ -19,7 +20,7 @@ fake_device fake_device_state;
 
 /* ------------------------------------------------------------------ streams */
 
-enum { MOST_NODES = 64 };
+enum { MOST_NODES = 256 };
 
 /* A captured call: of build, the plan as the host prepared it then. */
 typedef struct fake_node {
@@ -30,6 +31,9 @@ typedef struct fake_node {
   bool shared; /* build: from block tables */
   pkv_sharing sharing;
   pkv_attention_params params;
+  fake_call run; /* any other call, with the parameters it had; NULL: none */
+  pkv_executor *executor;
+  unsigned char given[FAKE_CALL_BYTES];
 } fake_node;
 
 struct fake_graph {
@@ -77,14 +81,25 @@ static fake_node *next_node(void *stream, struct pkv_device_plan *plan) {
   assert_true(graph->count < MOST_NODES);
   fake_node *node = &graph->node[graph->count++];
   node->plan = plan;
-  node->header = plan->header;
+  if (plan != NULL) node->header = plan->header;
   return node;
+}
+
+pkv_status fake_put(void *stream, fake_call run, pkv_executor *executor, const void *params,
+                    size_t bytes, pkv_error *err) {
+  if (!capturing(stream)) return run(executor, params, err);
+  fake_node *node = next_node(stream, NULL);
+  assert_true(bytes <= sizeof node->given);
+  node->run = run;
+  node->executor = executor;
+  memcpy(node->given, params, bytes);
+  return PKV_OK;
 }
 
 /* ------------------------------------------------------------------ the device */
 
 /* Counts a call; a failure when it is the one that should fail. */
-static pkv_status call(const char *name, pkv_error *err) {
+pkv_status fake_counted(const char *name, pkv_error *err) {
   fake_device *f = &fake_device_state;
   if (++f->calls == f->fail_at)
     return PKV_FAIL(err, PKV_E_DEVICE, "%s: told to fail as call %d", name, f->calls);
@@ -93,7 +108,7 @@ static pkv_status call(const char *name, pkv_error *err) {
 
 static pkv_status fake_alloc(void **out, pkv_executor *executor, size_t bytes, pkv_error *err) {
   (void)executor;
-  PKV_TRY(call("alloc", err));
+  PKV_TRY(fake_counted("alloc", err));
   *out = NULL;
   if (bytes >= (size_t)1 << 40 || posix_memalign(out, 256, bytes) != 0)
     return PKV_FAIL(err, PKV_E_NOMEM, "%zu bytes: more than are free", bytes);
@@ -111,7 +126,7 @@ static void fake_free(pkv_executor *executor, void *ptr) {
 static pkv_status fake_copy(pkv_executor *executor, void *to, const void *from, size_t bytes,
                             void *stream, pkv_error *err) {
   (void)executor;
-  PKV_TRY(call("copy", err));
+  PKV_TRY(fake_counted("copy", err));
   PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "copy while the stream captures");
   memcpy(to, from, bytes);
   return PKV_OK;
@@ -120,7 +135,7 @@ static pkv_status fake_copy(pkv_executor *executor, void *to, const void *from, 
 static pkv_status fake_synchronize(pkv_executor *executor, void *stream, pkv_error *err) {
   (void)executor;
   PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "synchronize while the stream captures");
-  return call("synchronize", err);
+  return fake_counted("synchronize", err);
 }
 
 static pkv_status fake_parts(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype,
@@ -128,14 +143,14 @@ static pkv_status fake_parts(int32_t *parts, pkv_executor *executor, pkv_dtype k
   (void)executor;
   (void)kv_dtype;
   (void)head_dim;
-  PKV_TRY(call("parts", err));
+  PKV_TRY(fake_counted("parts", err));
   *parts = FAKE_PARTS;
   return PKV_OK;
 }
 
 static pkv_status fake_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err) {
   const pkv_shape *shape = &plan->shape;
-  PKV_TRY(call("sizes", err));
+  PKV_TRY(fake_counted("sizes", err));
   const int64_t rows = (int64_t)(shape->query_heads / shape->kv_heads) * shape->q_len;
   *slot_bytes = 16 * (shape->head_dim + 2) * 4;
   plan->tile_rows = 16;
@@ -163,7 +178,7 @@ static pkv_status build_now(struct pkv_device_plan *plan, int32_t rows, int32_t 
 
 static pkv_status fake_build(struct pkv_device_plan *plan, int32_t max_seq_len,
                              const int32_t *seq_len, void *stream, pkv_error *err) {
-  PKV_TRY(call("build", err));
+  PKV_TRY(fake_counted("build", err));
   if (!capturing(stream))
     return build_now(plan, plan->header.rows, max_seq_len, seq_len, NULL, err);
   fake_node *node = next_node(stream, plan);
@@ -174,7 +189,7 @@ static pkv_status fake_build(struct pkv_device_plan *plan, int32_t max_seq_len,
 
 static pkv_status fake_tree_parts(int32_t *parts, pkv_executor *executor, pkv_error *err) {
   (void)executor;
-  PKV_TRY(call("tree_parts", err));
+  PKV_TRY(fake_counted("tree_parts", err));
   *parts = 7;
   return PKV_OK;
 }
@@ -182,7 +197,7 @@ static pkv_status fake_tree_parts(int32_t *parts, pkv_executor *executor, pkv_er
 static pkv_status fake_build_tree(struct pkv_device_plan *plan, const int32_t *seq_len,
                                   const pkv_sharing *sharing, void *stream, pkv_error *err) {
   const int32_t most = plan->limits.max_seq_len;
-  PKV_TRY(call("build_tree", err));
+  PKV_TRY(fake_counted("build_tree", err));
   if (!capturing(stream)) return build_now(plan, plan->header.rows, most, seq_len, sharing, err);
   fake_node *node = next_node(stream, plan);
   node->seq_len = seq_len;
@@ -193,7 +208,7 @@ static pkv_status fake_build_tree(struct pkv_device_plan *plan, const int32_t *s
 }
 
 static pkv_status fake_reset(struct pkv_device_plan *plan, void *stream, pkv_error *err) {
-  PKV_TRY(call("reset", err));
+  PKV_TRY(fake_counted("reset", err));
   PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "reset while the stream captures");
   memset(plan->counters, 0, plan->counter_bytes);
   *plan->fault = 0;
@@ -239,7 +254,7 @@ static pkv_status attend_now(struct pkv_device_plan *plan, const pkv_attention_p
 
 static pkv_status fake_attention(struct pkv_device_plan *plan, const pkv_attention_params *p,
                                  void *stream, pkv_error *err) {
-  PKV_TRY(call("attention", err));
+  PKV_TRY(fake_counted("attention", err));
   if (!capturing(stream)) return attend_now(plan, p, err);
   next_node(stream, plan)->params = *p;
   return PKV_OK;
@@ -248,7 +263,9 @@ static pkv_status fake_attention(struct pkv_device_plan *plan, const pkv_attenti
 pkv_status fake_graph_launch(const fake_graph *graph, pkv_error *err) {
   for (int i = 0; i < graph->count; i++) {
     const fake_node *node = &graph->node[i];
-    if (node->seq_len != NULL)
+    if (node->run != NULL)
+      PKV_TRY(node->run(node->executor, node->given, err));
+    else if (node->seq_len != NULL)
       PKV_TRY(build_now(node->plan, node->header.rows, node->max_seq_len, node->seq_len,
                         node->shared ? &node->sharing : NULL, err));
     else
@@ -261,7 +278,7 @@ static pkv_status fake_append(pkv_executor *executor, const pkv_append_params *p
                               pkv_error *err) {
   const int64_t slots = p->cache.pages * p->cache.page_tokens;
   pkv_append_params seen = *p;
-  PKV_TRY(call("append", err));
+  PKV_TRY(fake_counted("append", err));
   PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "append while the stream captures");
   int64_t *inside = malloc((size_t)(p->tokens + 1) * sizeof *inside);
   for (int64_t i = 0; i < p->tokens; i++)
@@ -294,6 +311,7 @@ pkv_executor *fake_device_create(void) {
   options.threads = 2;
   if (pkv_executor_create(&executor, &options, &err) != PKV_OK) fail_msg("%s", err.text);
   executor->device_ops = &fake_ops;
-  fake_device_state = (fake_device){0};
+  executor->dense = &fake_dense_ops;
+  fake_device_state = (fake_device){.free_bytes = (size_t)16 << 30};
   return executor;
 }

@@ -15,34 +15,7 @@ extern "C" {
 }
 
 #include "backend/cuda/cuda_launch.h"
-#include "backend/cuda/cuda_status.h"
-
-struct cuda_state {
-  int device, sms, major;
-  pkv_cuda_shared_memory shared_memory;
-  int32_t desk_bytes, dependent; /* as pkv_cuda_tree_prepare says */
-  void *tensor_encoder;          /* NULL where the driver has none */
-  bool check;                    /* PKV_CUDA_CHECK: synchronise after each launch */
-};
-
-#define PKV_CUDA(err, call)                                                                        \
-  do {                                                                                             \
-    const cudaError_t pkv_cuda_error = (call);                                                     \
-    if (pkv_cuda_error != cudaSuccess) return pkv_cuda_fail((err), pkv_cuda_error, #call);         \
-  } while (0)
-
-static cuda_state *state_of(const pkv_executor *executor) {
-  return (cuda_state *)executor->device_state;
-}
-
-/* After a launch: its own status, and with PKV_CUDA_CHECK that of its execution. */
-static pkv_status launched(const pkv_executor *executor, cudaError_t e, const char *kernel,
-                           cudaStream_t stream, pkv_error *err) {
-  if (e != cudaSuccess) return pkv_cuda_fail(err, e, kernel);
-  if (!state_of(executor)->check) return PKV_OK;
-  e = cudaStreamSynchronize(stream);
-  return e == cudaSuccess ? PKV_OK : pkv_cuda_fail(err, e, kernel);
-}
+#include "backend/cuda/cuda_state.h"
 
 static void device_free(pkv_executor *executor, void *ptr) {
   (void)executor;
@@ -50,7 +23,7 @@ static void device_free(pkv_executor *executor, void *ptr) {
 }
 
 static pkv_status device_alloc(void **out, pkv_executor *executor, size_t bytes, pkv_error *err) {
-  PKV_CUDA(err, cudaSetDevice(state_of(executor)->device));
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
   const cudaError_t e = cudaMalloc(out, bytes);
   if (e != cudaSuccess) {
     *out = NULL;
@@ -97,9 +70,9 @@ static pkv_status ops_of(const pkv_cuda_decode_ops **out, pkv_dtype dtype, int32
 static pkv_status prepare(int32_t *ctas, int32_t *stages, pkv_executor *executor, pkv_dtype dtype,
                           int32_t head_dim, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
-  const pkv_cuda_shared_memory *memory = &state_of(executor)->shared_memory;
+  const pkv_cuda_shared_memory *memory = &pkv_cuda_state_of(executor)->shared_memory;
   PKV_TRY(ops_of(&ops, dtype, head_dim, err));
-  PKV_CUDA(err, cudaSetDevice(state_of(executor)->device));
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
   PKV_CUDA(err, ops->prepare(ctas, stages, memory));
   PKV_CHECK(err, *ctas > 0, PKV_E_UNSUPPORTED,
             "decode for a %s cache with head_dim %d needs more shared memory than this device's %d "
@@ -112,14 +85,14 @@ static pkv_status device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype
                                int32_t head_dim, pkv_error *err) {
   int32_t ctas, stages;
   PKV_TRY(prepare(&ctas, &stages, executor, dtype, head_dim, err));
-  *parts = ctas * state_of(executor)->sms;
+  *parts = ctas * pkv_cuda_state_of(executor)->sms;
   return PKV_OK;
 }
 
 /* Limits of the kernels that plan, and of those of route shared where they run, so that no step
    sets them. */
 static pkv_status prepare_planner(const struct pkv_device_plan *plan, pkv_error *err) {
-  cuda_state *state = state_of(plan->executor);
+  pkv_cuda_state *state = pkv_cuda_state_of(plan->executor);
   if (plan->options.route != PKV_ROUTE_SHARED) {
     PKV_CUDA(err, pkv_cuda_planner_prepare());
     return PKV_OK;
@@ -157,23 +130,24 @@ static pkv_status device_build(struct pkv_device_plan *plan, int32_t max_seq_len
   const pkv_cuda_workspace workspace = {plan->counters, plan->counter_count,
                                         plan->clears_slots ? plan->slots : NULL,
                                         (int64_t)plan->slot_bytes, plan->fault};
-  const cudaError_t e = pkv_cuda_launch_planner(
-      &plan->header, plan->plan, seq_len, max_seq_len, &workspace, state_of(plan->executor)->sms,
-      state_of(plan->executor)->major >= 9, (cudaStream_t)stream);
-  return launched(plan->executor, e, "planner", (cudaStream_t)stream, err);
+  const cudaError_t e =
+      pkv_cuda_launch_planner(&plan->header, plan->plan, seq_len, max_seq_len, &workspace,
+                              pkv_cuda_state_of(plan->executor)->sms,
+                              pkv_cuda_state_of(plan->executor)->major >= 9, (cudaStream_t)stream);
+  return pkv_cuda_launched(plan->executor, e, "planner", (cudaStream_t)stream, err);
 }
 
 static pkv_status device_tree_parts(int32_t *parts, pkv_executor *executor, pkv_error *err) {
   (void)err;
-  *parts = state_of(executor)->sms;
+  *parts = pkv_cuda_state_of(executor)->sms;
   return PKV_OK;
 }
 
 static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t *seq_len,
                                     const pkv_sharing *sharing, void *stream, pkv_error *err) {
   pkv_cuda_tree_params p = {};
-  p.desk_bytes = state_of(plan->executor)->desk_bytes;
-  p.dependent = state_of(plan->executor)->dependent;
+  p.desk_bytes = pkv_cuda_state_of(plan->executor)->desk_bytes;
+  p.dependent = pkv_cuda_state_of(plan->executor)->dependent;
   p.input.header = plan->header;
   p.input.tree = plan->tree.header;
   p.input.plan = (struct pkv_plan *)plan->plan;
@@ -190,8 +164,8 @@ static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t 
   p.counters = plan->counters;
   p.counter_count = plan->counter_count;
   p.fault = plan->fault;
-  return launched(plan->executor, pkv_cuda_launch_tree(&p, (cudaStream_t)stream), "tree",
-                  (cudaStream_t)stream, err);
+  return pkv_cuda_launched(plan->executor, pkv_cuda_launch_tree(&p, (cudaStream_t)stream), "tree",
+                           (cudaStream_t)stream, err);
 }
 
 static pkv_status device_reset(struct pkv_device_plan *plan, void *stream, pkv_error *err) {
@@ -307,7 +281,7 @@ static pkv_status run_launches(struct pkv_device_plan *plan, const pkv_cuda_deco
     p.merges = merges + (merge ? l->first : 0);
     const cudaError_t e =
         ops->launch(merge ? PKV_CUDA_MERGE : PKV_CUDA_DECODE_ITEMS, &p, l->count, 0, stream);
-    PKV_TRY(launched(plan->executor, e, merge ? "merge" : "decode_items", stream, err));
+    PKV_TRY(pkv_cuda_launched(plan->executor, e, merge ? "merge" : "decode_items", stream, err));
   }
   return PKV_OK;
 }
@@ -340,9 +314,9 @@ static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_att
       err, pkv_cuda_shared_ops_of(c->dtype, c->head_dim), PKV_E_UNSUPPORTED,
       "route shared on CUDA: a %s cache with head_dim %d; possible: f16 or bf16 with 64 or 128",
       pkv_dtype_name(c->dtype), c->head_dim);
-  PKV_CHECK(err, state_of(plan->executor)->major == 9, PKV_E_UNSUPPORTED,
+  PKV_CHECK(err, pkv_cuda_state_of(plan->executor)->major == 9, PKV_E_UNSUPPORTED,
             "route shared on CUDA needs compute capability 9.0, this device has %d.x",
-            state_of(plan->executor)->major);
+            pkv_cuda_state_of(plan->executor)->major);
   PKV_CHECK(err, !p->invariant, PKV_E_UNSUPPORTED,
             "route shared on CUDA is not batch-invariant: its nodes use other instructions");
   PKV_CHECK(
@@ -370,7 +344,7 @@ static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_p
   s.private_slots = plan->slots + plan->tree.max_node_slots * p->q_len * p->group *
                                       pkv_cuda_slot_row(a->cache.head_dim);
   s.parts = plan->header.parts;
-  const void *encoder = state_of(plan->executor)->tensor_encoder;
+  const void *encoder = pkv_cuda_state_of(plan->executor)->tensor_encoder;
   pkv_cuda_tensor_maps maps;
   PKV_CHECK(err, encoder, PKV_E_UNSUPPORTED,
             "route shared on CUDA needs a driver with tensor maps (CUDA 12)");
@@ -380,7 +354,7 @@ static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_p
             refused);
   const cudaError_t e = ops->launch(&s, &maps, plan->overlap, stream);
   plan->fresh = 0;
-  return launched(plan->executor, e, "shared", stream, err);
+  return pkv_cuda_launched(plan->executor, e, "shared", stream, err);
 }
 
 static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_attention_params *a,
@@ -393,17 +367,18 @@ static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_atten
   if (plan->header.route != PKV_ROUTE_BALANCED)
     return run_launches(plan, ops, p, (cudaStream_t)stream, err);
   /* a launch that waits for the kernel ahead before it reads anything may always begin early */
-  const int32_t dependent = state_of(plan->executor)->major >= 9 && (plan->overlap || p.wait_first);
+  const int32_t dependent =
+      pkv_cuda_state_of(plan->executor)->major >= 9 && (plan->overlap || p.wait_first);
   const cudaError_t e = ops->launch(is_plain(&p) ? PKV_CUDA_DECODE_PLAIN : PKV_CUDA_DECODE, &p,
                                     plan->header.parts, dependent, (cudaStream_t)stream);
   plan->fresh = 0;
-  return launched(plan->executor, e, "decode", (cudaStream_t)stream, err);
+  return pkv_cuda_launched(plan->executor, e, "decode", (cudaStream_t)stream, err);
 }
 
 static pkv_status device_append(pkv_executor *executor, const pkv_append_params *p, void *stream,
                                 pkv_error *err) {
-  return launched(executor, pkv_cuda_launch_append(p, (cudaStream_t)stream), "append",
-                  (cudaStream_t)stream, err);
+  return pkv_cuda_launched(executor, pkv_cuda_launch_append(p, (cudaStream_t)stream), "append",
+                           (cudaStream_t)stream, err);
 }
 
 static const pkv_device_ops cuda_device_ops = {
@@ -427,7 +402,8 @@ pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_opt
             "device %d (%s) has compute capability %d.%d; 8.0 is needed", device, properties.name,
             properties.major, properties.minor);
   PKV_CUDA(err, pkv_cuda_kernels_load());
-  cuda_state *state = (cuda_state *)pkv_alloc_zeroed(&executor->allocator, 1, sizeof *state);
+  pkv_cuda_state *state =
+      (pkv_cuda_state *)pkv_alloc_zeroed(&executor->allocator, 1, sizeof *state);
   PKV_CHECK(err, state, PKV_E_NOMEM, "%zu bytes for the CUDA executor", sizeof *state);
   const char *check = pkv_env_get(PKV_ENV_CUDA_CHECK);
   state->device = device;
@@ -441,10 +417,12 @@ pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_opt
   executor->device_state = state;
   executor->ops = &cuda_ops;
   executor->device_ops = &cuda_device_ops;
+  executor->dense = &pkv_cuda_dense_ops;
   return PKV_OK;
 }
 
 void pkv_cuda_executor_deinit(pkv_executor *executor) {
-  pkv_free(&executor->allocator, executor->device_state, sizeof(cuda_state));
+  pkv_cuda_dense_deinit(executor);
+  pkv_free(&executor->allocator, executor->device_state, sizeof(pkv_cuda_state));
   executor->device_state = NULL;
 }

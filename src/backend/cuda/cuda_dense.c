@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The dense table of the CUDA backend: which kernel or library does what, and the host's side of
+   streams and graphs. */
+#include <string.h>
+
+#include "backend/cuda/cuda_products.h"
+#include "backend/cuda/dense_launch.h"
+
+static int32_t dependent_of(const pkv_executor *executor) {
+  return pkv_cuda_state_of(executor)->major >= 9;
+}
+
+static pkv_status dense_prepare(pkv_executor *executor, pkv_error *err) {
+  pkv_cuda_state *state = pkv_cuda_state_of(executor);
+  if (state->products) return PKV_OK;
+  PKV_CUDA(err, cudaSetDevice(state->device));
+  return pkv_cuda_products_create(&state->products, executor, err);
+}
+
+void pkv_cuda_dense_deinit(pkv_executor *executor) {
+  pkv_cuda_state *state = pkv_cuda_state_of(executor);
+  if (state) pkv_cuda_products_destroy(state->products, executor);
+}
+
+static pkv_status dense_free_bytes(size_t *bytes, pkv_executor *executor, pkv_error *err) {
+  size_t total = 0;
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
+  PKV_CUDA(err, cudaMemGetInfo(bytes, &total));
+  return PKV_OK;
+}
+
+static pkv_status dense_host_alloc(void **out, pkv_executor *executor, size_t bytes,
+                                   pkv_error *err) {
+  *out = NULL;
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
+  PKV_CUDA(err, cudaHostAlloc(out, bytes, cudaHostAllocDefault));
+  return PKV_OK;
+}
+
+static void dense_host_free(pkv_executor *executor, void *ptr) {
+  (void)executor;
+  if (ptr && cudaFreeHost(ptr) != cudaSuccess) (void)cudaGetLastError();
+}
+
+static pkv_status dense_stream_create(void **stream, pkv_executor *executor, pkv_error *err) {
+  cudaStream_t made = NULL;
+  *stream = NULL;
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
+  PKV_CUDA(err, cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+  *stream = made;
+  return PKV_OK;
+}
+
+static void dense_stream_destroy(pkv_executor *executor, void *stream) {
+  (void)executor;
+  if (stream && cudaStreamDestroy((cudaStream_t)stream) != cudaSuccess) (void)cudaGetLastError();
+}
+
+/* ---- graphs ---- */
+
+static pkv_status dense_graph_begin(pkv_executor *executor, void *stream, pkv_error *err) {
+  (void)executor;
+  PKV_CUDA(err, cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
+  return PKV_OK;
+}
+
+static pkv_status dense_graph_end(void **graph, pkv_executor *executor, void *stream,
+                                  pkv_error *err) {
+  cudaGraph_t kept = NULL;
+  cudaGraphExec_t made = NULL;
+  (void)executor;
+  *graph = NULL;
+  PKV_CUDA(err, cudaStreamEndCapture((cudaStream_t)stream, &kept));
+  const cudaError_t e = cudaGraphInstantiate(&made, kept, 0);
+  (void)cudaGraphDestroy(kept);
+  if (e != cudaSuccess) return pkv_cuda_fail(err, e, "cudaGraphInstantiate");
+  PKV_CUDA(err, cudaGraphUpload(made, (cudaStream_t)stream));
+  *graph = made;
+  return PKV_OK;
+}
+
+static pkv_status dense_graph_launch(pkv_executor *executor, void *graph, void *stream,
+                                     pkv_error *err) {
+  return pkv_cuda_launched(executor, cudaGraphLaunch((cudaGraphExec_t)graph, (cudaStream_t)stream),
+                           "graph", (cudaStream_t)stream, err);
+}
+
+static void dense_graph_destroy(pkv_executor *executor, void *graph) {
+  (void)executor;
+  if (graph && cudaGraphExecDestroy((cudaGraphExec_t)graph) != cudaSuccess)
+    (void)cudaGetLastError();
+}
+
+/* ---- weights ---- */
+
+static pkv_wtype dense_weight_type(pkv_wtype type, pkv_dtype act) {
+  (void)type;
+  return act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
+}
+
+static size_t dense_weight_bytes(const pkv_weight *w) {
+  return (size_t)w->n * (size_t)w->row_bytes;
+}
+
+static pkv_status dense_weight_pack(pkv_executor *executor, const pkv_weight *w, int64_t first,
+                                    const pkv_weight *host, pkv_error *err) {
+  (void)executor;
+  char *to;
+  PKV_CHECK(err, host->type == w->type && host->k == w->k, PKV_E_INTERNAL,
+            "a matrix of type %d into one of type %d", (int)host->type, (int)w->type);
+  memcpy(&to, &w->data, sizeof to);
+  PKV_CUDA(err, cudaMemcpy(to + first * w->row_bytes, host->data,
+                           (size_t)host->n * (size_t)host->row_bytes, cudaMemcpyHostToDevice));
+  return PKV_OK;
+}
+
+static pkv_status dense_weight_random(pkv_executor *executor, void *data, pkv_dtype act,
+                                      int64_t count, uint64_t seed, float scale, void *stream,
+                                      pkv_error *err) {
+  return pkv_cuda_launched(
+      executor, pkv_dense_launch_random(data, act, count, seed, scale, (cudaStream_t)stream),
+      "dense_random", (cudaStream_t)stream, err);
+}
+
+/* ---- a step ---- */
+
+static pkv_status dense_embed(pkv_executor *executor, const pkv_dense_embed_params *p, void *stream,
+                              pkv_error *err) {
+  /* The copies of a step's inputs come before it: nothing of it may start earlier. */
+  return pkv_cuda_launched(executor, pkv_dense_launch_embed(p, 0, (cudaStream_t)stream),
+                           "dense_embed", (cudaStream_t)stream, err);
+}
+
+static pkv_status dense_matmul(pkv_executor *executor, const pkv_dense_matmul_params *p,
+                               void *stream, pkv_error *err) {
+  pkv_cuda_products *products = pkv_cuda_state_of(executor)->products;
+  PKV_CHECK(err, products, PKV_E_STATE, "products were not prepared");
+  if (p->m == 0) return PKV_OK;
+  if (p->gate == PKV_DENSE_NO_GATE)
+    return pkv_cuda_products_run(products, executor, p, (cudaStream_t)stream, err);
+  pkv_dense_matmul_params both = *p;
+  both.y = p->gate_scratch;
+  both.y_stride = p->w.n;
+  PKV_TRY(pkv_cuda_products_run(products, executor, &both, (cudaStream_t)stream, err));
+  return pkv_cuda_launched(executor,
+                           pkv_dense_launch_gate(p, dependent_of(executor), (cudaStream_t)stream),
+                           "dense_gate", (cudaStream_t)stream, err);
+}
+
+static pkv_status dense_norm(pkv_executor *executor, const pkv_dense_norm_params *p, void *stream,
+                             pkv_error *err) {
+  PKV_CHECK(err, p->n % 4 == 0 && p->n <= PKV_DENSE_MOST_WIDTH, PKV_E_UNSUPPORTED,
+            "rows of %d elements: possible on CUDA are multiples of 4 up to %d", (int)p->n,
+            PKV_DENSE_MOST_WIDTH);
+  return pkv_cuda_launched(executor,
+                           pkv_dense_launch_norm(p, dependent_of(executor), (cudaStream_t)stream),
+                           "dense_norm", (cudaStream_t)stream, err);
+}
+
+static pkv_status dense_rope(pkv_executor *executor, const pkv_dense_rope_params *p, void *stream,
+                             pkv_error *err) {
+  return pkv_cuda_launched(executor,
+                           pkv_dense_launch_rope(p, dependent_of(executor), (cudaStream_t)stream),
+                           "dense_rope", (cudaStream_t)stream, err);
+}
+
+static size_t dense_sample_bytes(int32_t m, int32_t vocab) {
+  (void)m;
+  (void)vocab;
+  return 0;
+}
+
+static pkv_status dense_sample(pkv_executor *executor, const pkv_dense_sample_params *p,
+                               void *stream, pkv_error *err) {
+  PKV_CHECK(err, !p->rows, PKV_E_UNSUPPORTED, "only greedy sampling on CUDA");
+  return pkv_cuda_launched(executor,
+                           pkv_dense_launch_argmax(p, dependent_of(executor), (cudaStream_t)stream),
+                           "dense_argmax", (cudaStream_t)stream, err);
+}
+
+const pkv_dense_ops pkv_cuda_dense_ops = {
+    .prepare = dense_prepare,
+    .free_bytes = dense_free_bytes,
+    .host_alloc = dense_host_alloc,
+    .host_free = dense_host_free,
+    .stream_create = dense_stream_create,
+    .stream_destroy = dense_stream_destroy,
+    .graph_begin = dense_graph_begin,
+    .graph_end = dense_graph_end,
+    .graph_launch = dense_graph_launch,
+    .graph_destroy = dense_graph_destroy,
+    .weight_type = dense_weight_type,
+    .weight_bytes = dense_weight_bytes,
+    .weight_pack = dense_weight_pack,
+    .weight_random = dense_weight_random,
+    .embed = dense_embed,
+    .matmul = dense_matmul,
+    .norm = dense_norm,
+    .rope = dense_rope,
+    .sample_bytes = dense_sample_bytes,
+    .sample = dense_sample,
+};

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the dense kernels share: 16-bit types as floats, sums, dependent launch. */
+#ifndef PKV_DENSE_COMMON_CUH
+#define PKV_DENSE_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "backend/cuda/dense_launch.h"
+#include "backend/cuda/launch_kernel.cuh"
+
+#define DENSE_MOST_WARPS 32
+
+template <typename T> struct dense_pair;
+template <> struct dense_pair<__half> {
+  static __device__ __forceinline__ float2 load(const __half *p) {
+    return __half22float2(*(const __half2 *)p);
+  }
+  static __device__ __forceinline__ void store(__half *p, float2 v) {
+    *(__half2 *)p = __float22half2_rn(v);
+  }
+};
+template <> struct dense_pair<__nv_bfloat16> {
+  static __device__ __forceinline__ float2 load(const __nv_bfloat16 *p) {
+    return __bfloat1622float2(*(const __nv_bfloat162 *)p);
+  }
+  static __device__ __forceinline__ void store(__nv_bfloat16 *p, float2 v) {
+    *(__nv_bfloat162 *)p = __float22bfloat162_rn(v);
+  }
+};
+
+/* The kernel behind may begin to start: it waits for the end of this one before it reads. */
+static __device__ __forceinline__ void dense_release() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+/* What the kernels ahead wrote is there. */
+static __device__ __forceinline__ void dense_wait() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+static __device__ __forceinline__ float dense_warp_sum(float x) {
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2)
+    x += __shfl_xor_sync(0xffffffffu, x, i);
+  return x;
+}
+
+/* The sum over all threads, in every thread. shared: [DENSE_MOST_WARPS], free again on return. */
+static __device__ __forceinline__ float dense_cta_sum(float x, float *shared) {
+  const int warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+  x = dense_warp_sum(x);
+  if (threadIdx.x % 32 == 0) shared[warp] = x;
+  __syncthreads();
+  float sum = 0.0f;
+  for (int i = 0; i < warps; ++i)
+    sum += shared[i];
+  __syncthreads();
+  return sum;
+}
+
+#endif

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The small kernels over rows: embeddings, gates, random weights, the likeliest token.
+ *
+ *   embed   a CTA a row; reads and writes each element once
+ *   gate    8 elements a thread, 16 bytes an access; 3 x 2 bytes an element
+ *   random  8 elements a thread
+ *   argmax  a CTA a row of logits; 4 bytes an element
+ */
+#include "backend/cuda/dense_common.cuh"
+
+#define THREADS   256
+#define SEARCHERS 1024
+#define RUN       8
+
+static __device__ __forceinline__ float element(const void *row, int64_t at, pkv_wtype type) {
+  if (type == PKV_WTYPE_F32) return ((const float *)row)[at];
+  if (type == PKV_WTYPE_F16) return __half2float(((const __half *)row)[at]);
+  return __bfloat162float(((const __nv_bfloat16 *)row)[at]);
+}
+
+static __global__ void __launch_bounds__(THREADS)
+    dense_embed(const __grid_constant__ pkv_dense_embed_params p) {
+  dense_release();
+  dense_wait();
+  const int64_t row = blockIdx.x, id = p.ids[row], k = p.w.k;
+  const bool known = id >= 0 && id < p.w.n;
+  const unsigned char *from = (const unsigned char *)p.w.data + (known ? id : 0) * p.w.row_bytes;
+  for (int64_t i = threadIdx.x; i < k; i += THREADS)
+    p.y[row * k + i] = known ? element(from, i, p.w.type) * p.scale : 0.0f;
+}
+
+extern "C" cudaError_t pkv_dense_launch_embed(const pkv_dense_embed_params *p, int32_t dependent,
+                                              cudaStream_t stream) {
+  if (p->m == 0) return cudaSuccess;
+  pkv_dense_embed_params copy = *p;
+  void *arguments[] = {&copy};
+  return pkv_cuda_launch_kernel((const void *)dense_embed, dim3((unsigned)p->m), THREADS, 0,
+                                dependent != 0, arguments, stream);
+}
+
+static __device__ __forceinline__ float gated(float gate, float up, pkv_dense_gate kind) {
+  if (kind == PKV_DENSE_SILU) return gate / (1.0f + expf(-gate)) * up;
+  const float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
+  return 0.5f * gate * (1.0f + tanhf(inner)) * up;
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    dense_gate(const __grid_constant__ pkv_dense_matmul_params p) {
+  dense_release();
+  dense_wait();
+  const int64_t half = p.w.n / 2, at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN;
+  if (at >= half) return;
+  const T *gate = (const T *)p.gate_scratch + (int64_t)blockIdx.y * p.w.n + at;
+  T *to = (T *)p.y + (int64_t)blockIdx.y * p.y_stride + at;
+  const uint4 g = *(const uint4 *)gate, u = *(const uint4 *)(gate + half);
+  uint4 out;
+#pragma unroll
+  for (int i = 0; i < RUN; i += 2) {
+    const float2 a = dense_pair<T>::load((const T *)&g + i);
+    const float2 b = dense_pair<T>::load((const T *)&u + i);
+    dense_pair<T>::store((T *)&out + i,
+                         make_float2(gated(a.x, b.x, p.gate), gated(a.y, b.y, p.gate)));
+  }
+  *(uint4 *)to = out;
+}
+
+extern "C" cudaError_t pkv_dense_launch_gate(const pkv_dense_matmul_params *p, int32_t dependent,
+                                             cudaStream_t stream) {
+  if (p->m == 0) return cudaSuccess;
+  const void *kernel = p->act == PKV_DTYPE_F16 ? (const void *)dense_gate<__half>
+                                               : (const void *)dense_gate<__nv_bfloat16>;
+  const int64_t runs = (p->w.n / 2 + RUN - 1) / RUN;
+  pkv_dense_matmul_params copy = *p;
+  void *arguments[] = {&copy};
+  return pkv_cuda_launch_kernel(kernel,
+                                dim3((unsigned)((runs + THREADS - 1) / THREADS), (unsigned)p->m),
+                                THREADS, 0, dependent != 0, arguments, stream);
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS)
+    dense_random(T *data, int64_t count, uint64_t seed, float scale) {
+  const int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN;
+  for (int64_t i = first; i < first + RUN && i < count; ++i)
+    data[i] = (T)pkv_random_weight(seed, (uint64_t)i, scale);
+}
+
+extern "C" cudaError_t pkv_dense_launch_random(void *data, pkv_dtype act, int64_t count,
+                                               uint64_t seed, float scale, cudaStream_t stream) {
+  if (count == 0) return cudaSuccess;
+  const int64_t a_cta = THREADS * RUN;
+  const unsigned grid = (unsigned)((count + a_cta - 1) / a_cta);
+  if (act == PKV_DTYPE_F16)
+    dense_random<<<grid, THREADS, 0, stream>>>((__half *)data, count, seed, scale);
+  else
+    dense_random<<<grid, THREADS, 0, stream>>>((__nv_bfloat16 *)data, count, seed, scale);
+  return cudaGetLastError();
+}
+
+/* The better of two candidates: the larger logit, of equal ones the lower id. */
+static __device__ __forceinline__ void keep_better(float &best, int32_t &id, float other,
+                                                   int32_t other_id) {
+  if (other > best || (other == best && other_id < id)) best = other, id = other_id;
+}
+
+static __global__ void __launch_bounds__(SEARCHERS)
+    dense_argmax(const __grid_constant__ pkv_dense_sample_params p) {
+  __shared__ float bests[SEARCHERS / 32];
+  __shared__ int32_t ids[SEARCHERS / 32];
+  dense_release();
+  dense_wait();
+  const float *row = p.logits + (int64_t)blockIdx.x * p.stride;
+  float best = -INFINITY;
+  int32_t id = INT32_MAX;
+  bool finite = true;
+  for (int32_t i = (int32_t)threadIdx.x; i < p.vocab; i += SEARCHERS) {
+    finite = finite && isfinite(row[i]);
+    keep_better(best, id, row[i], i);
+  }
+  const bool all = __syncthreads_and(finite);
+#pragma unroll
+  for (int i = 16; i > 0; i /= 2)
+    keep_better(best, id, __shfl_xor_sync(0xffffffffu, best, i),
+                __shfl_xor_sync(0xffffffffu, id, i));
+  const int warp = (int)threadIdx.x / 32;
+  if (threadIdx.x % 32 == 0) bests[warp] = best, ids[warp] = id;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < SEARCHERS / 32; ++i)
+    keep_better(best, id, bests[i], ids[i]);
+  p.ids[blockIdx.x] = all ? id : -1;
+}
+
+extern "C" cudaError_t pkv_dense_launch_argmax(const pkv_dense_sample_params *p, int32_t dependent,
+                                               cudaStream_t stream) {
+  if (p->m == 0) return cudaSuccess;
+  pkv_dense_sample_params copy = *p;
+  void *arguments[] = {&copy};
+  return pkv_cuda_launch_kernel((const void *)dense_argmax, dim3((unsigned)p->m), SEARCHERS, 0,
+                                dependent != 0, arguments, stream);
+}

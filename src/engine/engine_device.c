@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An engine whose weights, cache and forward pass are on a device: what is refused, what fits, and
+   where the cache lies. */
+#include <string.h>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "engine/engine_state.h"
+#include "kv/pool.h"
+#include "pkv/device.h"
+
+#define RESERVE   ((size_t)768 << 20) /* for graphs and the libraries' own memory */
+#define ALIGNMENT 256
+
+static size_t page_bytes(const pkv_engine *e) {
+  return (size_t)e->options.page_tokens * (size_t)e->shape.kv_heads * (size_t)e->shape.head_dim *
+         pkv_dtype_bytes(e->options.kv_dtype);
+}
+
+/* K and V of all layers. */
+static size_t pages_bytes(const pkv_engine *e, int64_t pages) {
+  return 2 * (size_t)e->shape.layers *
+         (((size_t)pages * page_bytes(e) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+}
+
+static pkv_status check_options(const pkv_engine *e, pkv_error *err) {
+  const pkv_engine_options *o = &e->options;
+  PKV_CHECK(err, !o->batch_invariant, PKV_E_UNSUPPORTED,
+            "options->batch_invariant: products on a device depend on the batch; set it to 0");
+  PKV_CHECK(err, o->policy == PKV_POLICY_FIXED, PKV_E_UNSUPPORTED,
+            "options->policy is %s: on a device only fixed", pkv_policy_name(o->policy));
+  PKV_CHECK(err,
+            o->route == PKV_ROUTE_AUTO || o->route == PKV_ROUTE_SHARED ||
+                o->route == PKV_ROUTE_BALANCED,
+            PKV_E_UNSUPPORTED, "options->route is %s: on a device balanced or shared",
+            pkv_route_name(o->route));
+  PKV_CHECK(err, o->kv_dtype != PKV_DTYPE_F32, PKV_E_UNSUPPORTED,
+            "options->kv_dtype is f32: a device's caches are f16, bf16 or fp8_e4m3");
+  return PKV_OK;
+}
+
+pkv_status pkv_engine_device_begin(pkv_engine *e, pkv_error *err) {
+  PKV_TRY(check_options(e, err));
+  PKV_TRY(pkv_device_weights_create(&e->weights, e->model, e->executor, &e->allocator, err));
+  if (e->options.kv_dtype != PKV_DTYPE_FP8_E4M3) e->options.kv_dtype = e->weights->act;
+  return PKV_OK;
+}
+
+static pkv_status free_bytes(size_t *bytes, const pkv_engine *e, pkv_error *err) {
+  size_t all = 0;
+  PKV_TRY(pkv_device_weights_room(&all, e->weights, err));
+  *bytes = all > RESERVE ? all - RESERVE : 0;
+  return PKV_OK;
+}
+
+/* A tenth stays for the buffers of a step, which depend on this answer. */
+pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *e, pkv_error *err) {
+  size_t bytes = 0;
+  PKV_TRY(free_bytes(&bytes, e, err));
+  *tokens = (int64_t)(bytes / 10 * 9 / pages_bytes(e, 1)) * e->options.page_tokens;
+  PKV_CHECK(err, *tokens > 0, PKV_E_NOMEM,
+            "behind the weights %zu bytes are free on the device, one page of cache needs %zu "
+            "and a reserve of %zu",
+            bytes, pages_bytes(e, 1), RESERVE);
+  return PKV_OK;
+}
+
+pkv_status pkv_engine_device_forward(pkv_engine *e, pkv_error *err) {
+  pkv_device_forward_options o = {0};
+  o.max_tokens = e->max_tokens;
+  o.max_logits = e->max_logits;
+  for (int i = 0; i < PKV_Q_CLASSES; i++)
+    o.max_rows[i] = e->classes[i].max_rows;
+  o.max_seq_len = e->options.max_seq_len;
+  o.page_tokens = e->options.page_tokens;
+  o.max_pages = e->max_pages;
+  o.sampled_vocab = e->vocab;
+  o.kv_dtype = e->options.kv_dtype;
+  /* What route shared reads: 16-bit caches, pages of a power of two from 16 on, these heads. */
+  o.shares = e->classes[0].shares && o.kv_dtype != PKV_DTYPE_FP8_E4M3 && o.page_tokens >= 16 &&
+             (o.page_tokens & (o.page_tokens - 1)) == 0 &&
+             (e->shape.head_dim == 64 || e->shape.head_dim == 128);
+  o.allocator = &e->allocator;
+  return pkv_device_forward_create(&e->device, e->model, e->weights, &o, err);
+}
+
+static void copy_page(void *ctx, int32_t to, int32_t from) {
+  pkv_engine *const e = ctx;
+  const pkv_status status = pkv_device_forward_copy_page(e->device, to, from, &e->copy_error);
+  if (status != PKV_OK) e->copy_status = status;
+}
+
+static pkv_cache view_of(const pkv_engine *e, int64_t pages) {
+  const int64_t tokens = e->options.page_tokens, dim = e->shape.head_dim;
+  pkv_cache c = PKV_CACHE_INIT;
+  c.dtype = e->options.kv_dtype;
+  c.pages = pages;
+  c.page_tokens = e->options.page_tokens;
+  c.kv_heads = e->shape.kv_heads;
+  c.head_dim = e->shape.head_dim;
+  c.k_scale = e->options.k_scale;
+  c.v_scale = e->options.v_scale;
+  c.k_token_stride = c.v_token_stride = dim;
+  c.k_head_stride = c.v_head_stride = tokens * dim;
+  c.k_page_stride = c.v_page_stride = tokens * c.kv_heads * dim;
+  return c;
+}
+
+pkv_status pkv_engine_device_pool(pkv_engine *e, pkv_error *err) {
+  const int64_t page = e->options.page_tokens, pages = (e->options.cache_tokens + page - 1) / page;
+  const size_t need = pages_bytes(e, pages), each = need / (2 * (size_t)e->shape.layers);
+  size_t have = 0;
+  PKV_TRY(free_bytes(&have, e, err));
+  PKV_CHECK(err, need <= have, PKV_E_NOMEM,
+            "a cache of %lld tokens needs %zu bytes on the device, %zu are free behind weights, "
+            "buffers and a reserve of %zu: %zu are missing",
+            (long long)(pages * page), need, have, RESERVE, need - have);
+  PKV_TRY(pkv_device_alloc(&e->device_cache, e->executor, need, err));
+  e->device_cache_bytes = need;
+  pkv_cache *const caches =
+      pkv_alloc_zeroed(&e->allocator, (size_t)e->shape.layers, sizeof *caches);
+  PKV_CHECK(err, caches != NULL, PKV_E_NOMEM, "no memory for the caches of %d layers",
+            (int)e->shape.layers);
+  for (int32_t i = 0; i < e->shape.layers; i++) {
+    caches[i] = view_of(e, pages);
+    caches[i].k = (char *)e->device_cache + 2 * (size_t)i * each;
+    caches[i].v = (char *)caches[i].k + each;
+  }
+  const pkv_status status = pkv_pool_wrap(&e->pool, caches, e->shape.layers, &e->allocator, err);
+  pkv_free(&e->allocator, caches, (size_t)e->shape.layers * sizeof *caches);
+  if (status == PKV_OK) pkv_pool_set_copy(e->pool, copy_page, e);
+  return status;
+}
+
+void pkv_engine_device_end(pkv_engine *e) {
+  if (e->device_cache != NULL) pkv_device_free(e->executor, e->device_cache);
+  pkv_device_weights_destroy(e->weights);
+}
+
+bool pkv_engine_device_reads(const pkv_engine *e, const pkv_seq *s) {
+  const bool early = s->known - s->prompt < s->min_tokens;
+  const pkv_edit_context context = {s->tokens, s->prompt, s->known, e->ends,
+                                    early ? e->end_count : 0};
+  return s->sampling.temperature > 0.0f || s->logprobs || s->scoring || s->constraint != NULL ||
+         pkv_logit_edit_needed(&s->edit, &context);
+}

@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Buffers, plans and graphs of forward passes on a device; a batch up, tokens down. */
+#include "model/device_forward.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "model/device_forward_parts.h"
+
+#define ALIGNMENT 256
+
+/* ---- buffers ---- */
+
+/* Hands out parts of a block; a NULL base adds up. */
+typedef struct layout {
+  char *base;
+  size_t at;
+  bool overflow;
+} layout;
+
+static void *take(layout *l, int64_t count, int64_t width, size_t size) {
+  size_t bytes = 0;
+  char *const here = l->base ? l->base + l->at : NULL;
+  if (!pkv_mul_size(&bytes, (size_t)count * size, (size_t)width) ||
+      !pkv_add_size(&bytes, bytes, ALIGNMENT - 1) ||
+      !pkv_add_size(&l->at, l->at, bytes & ~(size_t)(ALIGNMENT - 1)))
+    l->overflow = true;
+  return here;
+}
+
+static void take_inputs(pkv_device_inputs *in, layout *l, const pkv_device_forward_options *o) {
+  in->slots = take(l, o->max_tokens, 1, sizeof *in->slots);
+  in->ids = take(l, o->max_tokens, 1, sizeof *in->ids);
+  in->positions = take(l, o->max_tokens, 1, sizeof *in->positions);
+  in->logit_rows = take(l, o->max_logits, 1, sizeof *in->logit_rows);
+  for (int i = 0; i < PKV_DEVICE_CLASSES; i++)
+    in->seq_len[i] = take(l, o->max_rows[i], 1, sizeof *in->seq_len[i]);
+}
+
+static void take_buffers(pkv_device_forward *f, layout *l) {
+  const pkv_device_forward_options *o = &f->options;
+  const pkv_hparams *hp = &f->model->hp;
+  const size_t act = 2;
+  f->device_inputs = take(l, (int64_t)f->input_bytes, 1, 1);
+  layout inputs = {f->device_inputs, 0, false};
+  take_inputs(&f->device, &inputs, o);
+  for (int i = 0; i < PKV_DEVICE_CLASSES; i++)
+    f->classes[i].table = take(l, o->max_rows[i], o->max_pages, sizeof *f->classes[i].table);
+  f->x = take(l, o->max_tokens, hp->width, sizeof *f->x);
+  f->delta = f->model->gemma ? take(l, o->max_tokens, hp->width, sizeof *f->delta) : NULL;
+  f->normed = take(l, o->max_tokens, hp->width, act);
+  f->qkv = take(l, o->max_tokens, f->qkv_width, act);
+  f->attended = take(l, o->max_tokens, (int64_t)hp->query_heads * hp->head_dim, act);
+  f->gate_up = take(l, o->max_tokens, 2 * (int64_t)hp->feed_forward, act);
+  f->gated = take(l, o->max_tokens, hp->feed_forward, act);
+  f->last = take(l, o->max_logits, hp->width, act);
+  f->logits = take(l, o->max_logits, f->logit_stride, sizeof *f->logits);
+  f->sampled = take(l, o->max_logits, 1, sizeof *f->sampled);
+  f->sample_scratch =
+      take(l, (int64_t)f->executor->dense->sample_bytes(o->max_logits, o->sampled_vocab), 1, 1);
+}
+
+static pkv_status create_buffers(pkv_device_forward *f, pkv_error *err) {
+  const pkv_dense_ops *dense = f->executor->dense;
+  const pkv_device_forward_options *o = &f->options;
+  layout inputs = {NULL, 0, false};
+  take_inputs(&f->host, &inputs, o);
+  f->input_bytes = inputs.at;
+  layout sizes = {NULL, 0, false};
+  take_buffers(f, &sizes);
+  PKV_CHECK(err, !sizes.overflow && !inputs.overflow, PKV_E_LIMIT,
+            "buffers of %d tokens do not fit the address space", (int)o->max_tokens);
+  size_t have = 0;
+  PKV_TRY(dense->free_bytes(&have, f->executor, err));
+  PKV_CHECK(err, sizes.at <= have, PKV_E_NOMEM,
+            "buffers for %d tokens a step need %zu bytes on the device, %zu are free: %zu are "
+            "missing",
+            (int)o->max_tokens, sizes.at, have, sizes.at - have);
+  PKV_TRY(f->executor->device_ops->alloc(&f->memory, f->executor, sizes.at, err));
+  f->memory_bytes = sizes.at;
+  layout parts = {f->memory, 0, false};
+  take_buffers(f, &parts);
+  PKV_TRY(dense->host_alloc(&f->host_inputs, f->executor, f->input_bytes, err));
+  layout host = {f->host_inputs, 0, false};
+  take_inputs(&f->host, &host, o);
+  return dense->host_alloc(&f->host_sampled, f->executor,
+                           (size_t)o->max_logits * sizeof *f->sampled, err);
+}
+
+/* ---- plans ---- */
+
+static pkv_shape shape_of(const pkv_device_forward *f, int32_t q_len) {
+  const pkv_hparams *hp = &f->model->hp;
+  pkv_shape s = PKV_SHAPE_INIT;
+  s.query_heads = hp->query_heads;
+  s.kv_heads = hp->kv_heads;
+  s.head_dim = hp->head_dim;
+  s.page_tokens = f->options.page_tokens;
+  s.q_len = q_len;
+  return s;
+}
+
+static pkv_status create_class(pkv_device_forward *f, int index, pkv_error *err) {
+  pkv_device_class *const c = &f->classes[index];
+  const pkv_device_forward_options *o = &f->options;
+  const int32_t rows = o->max_rows[index], window = f->model->hp.window;
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  pkv_shape shape = shape_of(f, 1 << index);
+  void *known = NULL;
+  if (rows == 0) return PKV_OK;
+  PKV_TRY(f->executor->dense->host_alloc(
+      &known, f->executor, (size_t)rows * (size_t)o->max_pages * sizeof *c->known, err));
+  c->known = known;
+  memset(c->known, 0, (size_t)rows * (size_t)o->max_pages * sizeof *c->known);
+  PKV_TRY(pkv_device_plan_create(&c->plan, f->executor, &shape, &options, o->kv_dtype, rows,
+                                 o->max_seq_len, err));
+  if (index == 0 && o->shares) {
+    options.route = PKV_ROUTE_SHARED;
+    PKV_TRY(pkv_device_plan_create(&c->shared_plan, f->executor, &shape, &options, o->kv_dtype,
+                                   rows, o->max_seq_len, err));
+    options.route = PKV_ROUTE_BALANCED;
+  }
+  if (window == 0 || o->max_seq_len <= window) return PKV_OK;
+  shape.window = window;
+  return pkv_device_plan_create(&c->local_plan, f->executor, &shape, &options, o->kv_dtype, rows,
+                                o->max_seq_len, err);
+}
+
+static void destroy_class(pkv_device_forward *f, int index) {
+  pkv_device_class *const c = &f->classes[index];
+  pkv_device_plan_destroy(c->plan);
+  pkv_device_plan_destroy(c->local_plan);
+  pkv_device_plan_destroy(c->shared_plan);
+  f->executor->dense->host_free(f->executor, c->known);
+}
+
+/* ---- creation ---- */
+
+static pkv_status create_parts(pkv_device_forward *f, pkv_error *err) {
+  PKV_TRY(f->executor->dense->stream_create(&f->stream, f->executor, err));
+  f->caches = pkv_alloc_zeroed(&f->allocator, (size_t)f->model->hp.layers, sizeof *f->caches);
+  PKV_CHECK(err, f->caches, PKV_E_NOMEM, "no memory for the caches of %d layers",
+            (int)f->model->hp.layers);
+  PKV_TRY(create_buffers(f, err));
+  for (int i = 0; i < PKV_DEVICE_CLASSES; i++)
+    PKV_TRY(create_class(f, i, err));
+  return PKV_OK;
+}
+
+pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *model,
+                                     const pkv_device_weights *weights,
+                                     const pkv_device_forward_options *options, pkv_error *err) {
+  *out = NULL;
+  PKV_CHECK(err, options->max_tokens >= 1 && options->max_logits >= 1 && options->max_pages >= 1,
+            PKV_E_INVALID, "max_tokens is %d, max_logits %d, max_pages %d: at least 1 each",
+            (int)options->max_tokens, (int)options->max_logits, (int)options->max_pages);
+  const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
+  pkv_device_forward *f = pkv_alloc_zeroed(&allocator, 1, sizeof *f);
+  PKV_CHECK(err, f, PKV_E_NOMEM, "no memory for a device's forward pass");
+  f->allocator = allocator;
+  f->model = model;
+  f->weights = weights;
+  f->executor = weights->executor;
+  f->options = *options;
+  f->qkv_width = weights->layers[0].qkv.n;
+  f->logit_stride = ((int64_t)model->hp.vocab + 7) / 8 * 8;
+  const pkv_status status = create_parts(f, err);
+  if (status != PKV_OK) {
+    pkv_device_forward_destroy(f);
+    return status;
+  }
+  *out = f;
+  return PKV_OK;
+}
+
+void pkv_device_forward_destroy(pkv_device_forward *f) {
+  if (!f) return;
+  const pkv_allocator allocator = f->allocator;
+  const pkv_dense_ops *dense = f->executor->dense;
+  if (f->stream) (void)!f->executor->device_ops->synchronize(f->executor, f->stream, NULL);
+  for (int32_t i = 0; i < f->graph_count; i++)
+    for (int kind = 0; kind < 2; kind++)
+      if (f->graphs[i].graph[kind]) dense->graph_destroy(f->executor, f->graphs[i].graph[kind]);
+  for (int i = 0; i < PKV_DEVICE_CLASSES; i++)
+    destroy_class(f, i);
+  dense->host_free(f->executor, f->host_inputs);
+  dense->host_free(f->executor, f->host_sampled);
+  if (f->memory) f->executor->device_ops->free(f->executor, f->memory);
+  if (f->stream) dense->stream_destroy(f->executor, f->stream);
+  pkv_free(&allocator, f->caches, (size_t)f->model->hp.layers * sizeof *f->caches);
+  pkv_free(&allocator, f, sizeof *f);
+}
+
+/* ---- inputs ---- */
+
+static pkv_status send_inputs(pkv_device_forward *f, pkv_error *err) {
+  return f->executor->device_ops->copy(f->executor, f->device_inputs, f->host_inputs,
+                                       f->input_bytes, f->stream, err);
+}
+
+/* Rows that are none: they read nothing and write nothing. */
+static void pad_inputs(pkv_device_forward *f, int32_t first, int32_t end, int32_t first_logit) {
+  for (int32_t i = first; i < end; i++) {
+    f->host.ids[i] = 0;
+    f->host.positions[i] = 0;
+    f->host.slots[i] = -1;
+    f->host.seq_len[0][i] = 0;
+  }
+  for (int32_t i = first_logit; i < end; i++)
+    f->host.logit_rows[i] = 0;
+}
+
+/* What changed of the rows' tables; mostly nothing, or one page of a few rows. */
+static pkv_status send_tables(pkv_device_forward *f, const pkv_forward_group *g, int index,
+                              pkv_error *err) {
+  const pkv_device_class *c = &f->classes[index];
+  for (int32_t r = 0; r < g->rows; r++) {
+    const int32_t *now = g->block_table + r * g->block_table_stride;
+    int32_t *known = c->known + (int64_t)r * f->options.max_pages;
+    int32_t first = 0, end = (g->seq_len[r] + f->options.page_tokens - 1) / f->options.page_tokens;
+    while (first < end && known[first] == now[first])
+      first++;
+    while (end > first && known[end - 1] == now[end - 1])
+      end--;
+    if (first == end) continue;
+    memcpy(known + first, now + first, (size_t)(end - first) * sizeof *now);
+    PKV_TRY(f->executor->device_ops->copy(
+        f->executor, c->table + (int64_t)r * f->options.max_pages + first, known + first,
+        (size_t)(end - first) * sizeof *now, f->stream, err));
+  }
+  return PKV_OK;
+}
+
+/* ---- graphs ---- */
+
+/* 1, 2, 4, 8, then four a doubling: at most a quarter of a batch's rows are padding. */
+static int32_t next_bucket(int32_t rows, int32_t most) {
+  int32_t power = 1;
+  while (2 * power <= rows)
+    power *= 2;
+  const int32_t next = rows < 8 ? 2 * rows : rows + power / 4;
+  return next < most ? next : most;
+}
+
+static pkv_device_pass decode_pass(int32_t rows, bool shared) {
+  pkv_device_pass pass = {.tokens = rows, .logit_count = rows, .shared = shared, .alone = true};
+  pass.rows[0] = rows;
+  return pass;
+}
+
+static pkv_status capture(pkv_device_forward *f, pkv_device_graph *g, bool shared, pkv_error *err) {
+  const pkv_dense_ops *dense = f->executor->dense;
+  const pkv_device_pass pass = decode_pass(g->rows, shared);
+  /* Once as it is: libraries load and choose outside of the capture. */
+  PKV_TRY(pkv_device_pass_run(f, &pass, err));
+  PKV_TRY(f->executor->device_ops->synchronize(f->executor, f->stream, err));
+  PKV_TRY(dense->graph_begin(f->executor, f->stream, err));
+  const pkv_status status = pkv_device_pass_run(f, &pass, err);
+  const pkv_status ended =
+      dense->graph_end(&g->graph[shared], f->executor, f->stream, status == PKV_OK ? err : NULL);
+  return status != PKV_OK ? status : ended;
+}
+
+/* Route shared asks for more than plans can tell before a launch: where it does not run, rows are
+   read one by one. */
+static pkv_status drop_shared(pkv_device_forward *f, pkv_status status, pkv_error *err) {
+  if (status != PKV_E_UNSUPPORTED) return status;
+  PKV_TRY(f->executor->device_ops->synchronize(f->executor, f->stream, err));
+  pkv_device_plan_destroy(f->classes[0].shared_plan);
+  f->classes[0].shared_plan = NULL;
+  return PKV_OK;
+}
+
+static pkv_status capture_all(pkv_device_forward *f, pkv_error *err) {
+  int32_t most = f->options.max_rows[0];
+  if (most > f->options.max_logits) most = f->options.max_logits;
+  pad_inputs(f, 0, most, 0);
+  PKV_TRY(send_inputs(f, err));
+  for (int32_t rows = 1; f->graph_count < PKV_DEVICE_BUCKETS; rows = next_bucket(rows, most)) {
+    pkv_device_graph *const g = &f->graphs[f->graph_count++];
+    g->rows = rows;
+    PKV_TRY(capture(f, g, false, err));
+    if (f->classes[0].shared_plan && rows > 1)
+      PKV_TRY(drop_shared(f, capture(f, g, true, err), err));
+    if (rows == most) break;
+  }
+  return f->executor->device_ops->synchronize(f->executor, f->stream, err);
+}
+
+pkv_status pkv_device_forward_attach(pkv_device_forward *f, const pkv_cache *caches,
+                                     pkv_error *err) {
+  memcpy(f->caches, caches, (size_t)f->model->hp.layers * sizeof *caches);
+  if (f->options.max_rows[0] == 0 || !f->executor->dense->graph_begin) return PKV_OK;
+  return capture_all(f, err);
+}
+
+/* The graph that takes this batch, or NULL. */
+static const pkv_device_graph *graph_of(const pkv_device_forward *f, const pkv_device_pass *pass) {
+  for (int32_t i = 0; i < f->graph_count && pass->alone; i++)
+    if (f->graphs[i].rows >= pass->tokens && f->graphs[i].rows >= pass->logit_count)
+      return f->graphs[i].graph[pass->shared] ? &f->graphs[i] : NULL;
+  return NULL;
+}
+
+/* ---- a batch ---- */
+
+static pkv_status check_group(const pkv_device_forward *f, const pkv_forward_batch *b,
+                              const pkv_forward_group *g, int *index, pkv_error *err) {
+  *index = 0;
+  while (*index < PKV_DEVICE_CLASSES && 1 << *index != g->q_len)
+    (*index)++;
+  PKV_CHECK(err, *index < PKV_DEVICE_CLASSES, PKV_E_INVALID, "rows of %d tokens", (int)g->q_len);
+  PKV_CHECK(err, g->rows >= 1 && g->rows <= f->options.max_rows[*index], PKV_E_LIMIT,
+            "%d rows of %d tokens, at most %d", (int)g->rows, (int)g->q_len,
+            (int)f->options.max_rows[*index]);
+  PKV_CHECK(err,
+            g->first_token >= 0 && (int64_t)g->first_token + g->rows * g->q_len <= b->tokens &&
+                g->max_pages <= f->options.max_pages,
+            PKV_E_INVALID, "rows of %d tokens: tokens %d .. or %d pages outside the batch",
+            (int)g->q_len, (int)g->first_token, (int)g->max_pages);
+  for (int32_t r = 0; r < g->rows; r++)
+    PKV_CHECK(err, g->seq_len[r] >= g->q_len && g->seq_len[r] <= f->options.max_seq_len,
+              PKV_E_RANGE, "row %d has %d tokens, possible are %d to %d", (int)r,
+              (int)g->seq_len[r], (int)g->q_len, (int)f->options.max_seq_len);
+  return PKV_OK;
+}
+
+static pkv_status check_tokens(const pkv_device_forward *f, const pkv_forward_batch *b,
+                               pkv_error *err) {
+  PKV_CHECK(err, b->tokens >= 1 && b->tokens <= f->options.max_tokens, PKV_E_LIMIT,
+            "tokens is %d, max_tokens is %d", (int)b->tokens, (int)f->options.max_tokens);
+  PKV_CHECK(err, b->logit_count >= 0 && b->logit_count <= f->options.max_logits, PKV_E_LIMIT,
+            "logit_count is %d, max_logits is %d", (int)b->logit_count, (int)f->options.max_logits);
+  for (int32_t i = 0; i < b->tokens; i++) {
+    PKV_CHECK(err, b->ids[i] >= 0 && b->ids[i] < f->model->hp.vocab, PKV_E_RANGE,
+              "ids[%d] is %d, the vocabulary is 0..%d", (int)i, (int)b->ids[i],
+              (int)f->model->hp.vocab - 1);
+    PKV_CHECK(err, b->positions[i] >= 0 && b->positions[i] < f->options.max_seq_len, PKV_E_RANGE,
+              "positions[%d] is %d, max_seq_len is %d", (int)i, (int)b->positions[i],
+              (int)f->options.max_seq_len);
+  }
+  for (int32_t i = 0; i < b->logit_count; i++)
+    PKV_CHECK(err, b->logit_tokens[i] >= 0 && b->logit_tokens[i] < b->tokens, PKV_E_RANGE,
+              "logit_tokens[%d] is %d, the batch has %d tokens", (int)i, (int)b->logit_tokens[i],
+              (int)b->tokens);
+  return PKV_OK;
+}
+
+static pkv_status read_batch(pkv_device_forward *f, pkv_device_pass *pass,
+                             const pkv_forward_batch *b, pkv_error *err) {
+  PKV_TRY(check_tokens(f, b, err));
+  *pass = (pkv_device_pass){.tokens = b->tokens, .logit_count = b->logit_count};
+  for (int32_t i = 0; i < b->group_count; i++) {
+    const pkv_forward_group *g = &b->groups[i];
+    int index;
+    PKV_TRY(check_group(f, b, g, &index, err));
+    PKV_CHECK(err, pass->rows[index] == 0, PKV_E_INVALID, "two groups of rows of %d tokens",
+              (int)g->q_len);
+    pass->first[index] = g->first_token;
+    pass->rows[index] = g->rows;
+    if (index == 0) pass->shared = g->shares && f->classes[0].shared_plan;
+    memcpy(f->host.seq_len[index], g->seq_len, (size_t)g->rows * sizeof *g->seq_len);
+    PKV_TRY(send_tables(f, g, index, err));
+  }
+  pass->alone = pass->rows[0] == pass->tokens;
+  memcpy(f->host.ids, b->ids, (size_t)b->tokens * sizeof *b->ids);
+  memcpy(f->host.positions, b->positions, (size_t)b->tokens * sizeof *b->positions);
+  memcpy(f->host.slots, b->slots, (size_t)b->tokens * sizeof *b->slots);
+  if (b->logit_count > 0)
+    memcpy(f->host.logit_rows, b->logit_tokens, (size_t)b->logit_count * sizeof *b->logit_tokens);
+  return PKV_OK;
+}
+
+static pkv_status launch(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+  const pkv_device_graph *g = graph_of(f, pass);
+  if (g) pad_inputs(f, pass->tokens, g->rows, pass->logit_count);
+  PKV_TRY(send_inputs(f, err));
+  if (!g) return pkv_device_pass_run(f, pass, err);
+  return f->executor->dense->graph_launch(f->executor, g->graph[pass->shared], f->stream, err);
+}
+
+static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_error *err) {
+  const pkv_device_ops *ops = f->executor->device_ops;
+  const int64_t vocab = f->model->hp.vocab;
+  if (b->logit_count > 0)
+    PKV_TRY(ops->copy(f->executor, f->host_sampled, f->sampled,
+                      (size_t)b->logit_count * sizeof *f->sampled, f->stream, err));
+  for (int64_t i = 0; b->logits && i < b->logit_count; i++)
+    PKV_TRY(ops->copy(f->executor, b->logits + i * vocab, f->logits + i * f->logit_stride,
+                      (size_t)vocab * sizeof *b->logits, f->stream, err));
+  PKV_TRY(ops->synchronize(f->executor, f->stream, err));
+  if (b->sampled && b->logit_count > 0)
+    memcpy(b->sampled, f->host_sampled, (size_t)b->logit_count * sizeof *b->sampled);
+  return PKV_OK;
+}
+
+pkv_status pkv_device_forward_run(pkv_device_forward *f, const pkv_forward_batch *batch,
+                                  pkv_error *err) {
+  pkv_device_pass pass;
+  PKV_TRY(read_batch(f, &pass, batch, err));
+  PKV_TRY(launch(f, &pass, err));
+  return fetch(f, batch, err);
+}
+
+pkv_status pkv_device_forward_copy_page(pkv_device_forward *f, int32_t to, int32_t from,
+                                        pkv_error *err) {
+  for (int32_t i = 0; i < f->model->hp.layers; i++) {
+    const pkv_cache *c = &f->caches[i];
+    const size_t element = pkv_dtype_bytes(c->dtype);
+    const size_t bytes =
+        (size_t)c->page_tokens * (size_t)c->kv_heads * (size_t)c->head_dim * element;
+    const int64_t k = c->k_page_stride * (int64_t)element, v = c->v_page_stride * (int64_t)element;
+    PKV_TRY(f->executor->device_ops->copy(f->executor, (char *)c->k + to * k,
+                                          (char *)c->k + from * k, bytes, f->stream, err));
+    PKV_TRY(f->executor->device_ops->copy(f->executor, (char *)c->v + to * v,
+                                          (char *)c->v + from * v, bytes, f->stream, err));
+  }
+  return PKV_OK;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The forward pass on a device: weights and caches lie there, a batch goes up as a few integers,
+ * and what comes back is the likeliest tokens, with their logits where somebody asks. Batches of
+ * decoding rows alone run from graphs captured at creation, one for each of a few batch sizes.
+ * Single-owner; allocates nothing after pkv_device_forward_attach.
+ */
+#ifndef PKV_MODEL_DEVICE_FORWARD_H
+#define PKV_MODEL_DEVICE_FORWARD_H
+
+#include "model/device_weights.h"
+#include "model/model.h"
+
+#define PKV_DEVICE_CLASSES 7 /* of rows: q_len 1, 2, 4, ... 64 */
+
+typedef struct pkv_device_forward pkv_device_forward;
+
+typedef struct pkv_device_forward_options {
+  int32_t max_tokens, max_logits;
+  int32_t max_rows[PKV_DEVICE_CLASSES]; /* by class; 0 = no such rows */
+  int32_t max_seq_len, page_tokens, max_pages;
+  int32_t sampled_vocab; /* tokens that may be sampled */
+  pkv_dtype kv_dtype;
+  bool shares; /* rows may share prefixes: plans of route shared are made ready, where they run */
+  const pkv_allocator *allocator;
+} pkv_device_forward_options;
+
+/* Buffers and plans; weights and model are borrowed. */
+pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *model,
+                                     const pkv_device_weights *weights,
+                                     const pkv_device_forward_options *options, pkv_error *err);
+void pkv_device_forward_destroy(pkv_device_forward *forward);
+/* caches [layers], copied: the device's. Runs each graph's batch once (rows of length 0, nothing
+   is written to the caches) and captures it. */
+pkv_status pkv_device_forward_attach(pkv_device_forward *forward, const pkv_cache *caches,
+                                     pkv_error *err);
+/* Returns when `sampled`, and `logits` where it is not NULL, are there. Groups are one a class,
+   with rows, q_len and seq_len instead of plans. */
+pkv_status pkv_device_forward_run(pkv_device_forward *forward, const pkv_forward_batch *batch,
+                                  pkv_error *err);
+/* One page of all layers onto another, in order with the passes. */
+pkv_status pkv_device_forward_copy_page(pkv_device_forward *forward, int32_t to, int32_t from,
+                                        pkv_error *err);
+
+#endif

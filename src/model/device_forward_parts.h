@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Private to device_forward.c, which owns it, and device_pass.c, which fills the stream. */
+#ifndef PKV_MODEL_DEVICE_FORWARD_PARTS_H
+#define PKV_MODEL_DEVICE_FORWARD_PARTS_H
+
+#include "backend/device_ops.h"
+#include "model/device_forward.h"
+#include "model/model_parts.h"
+#include "pkv/device.h"
+
+#define PKV_DEVICE_BUCKETS 64
+
+/* The integers of a batch. The host's copy has the same layout as the device's: one transfer. */
+typedef struct pkv_device_inputs {
+  int64_t *slots;                       /* [max_tokens] */
+  int32_t *ids, *positions;             /* [max_tokens] */
+  int32_t *logit_rows;                  /* [max_logits] */
+  int32_t *seq_len[PKV_DEVICE_CLASSES]; /* [max_rows of the class] */
+} pkv_device_inputs;
+
+typedef struct pkv_device_class {
+  pkv_device_plan *plan, *local_plan; /* local: with the model's window; NULL: plan serves */
+  pkv_device_plan *shared_plan;       /* q_len 1; NULL: none */
+  int32_t *table;                     /* device [max_rows, max_pages] */
+  int32_t *known;                     /* host: what `table` holds, of class 0; else NULL */
+} pkv_device_class;
+
+/* What a pass computes. */
+typedef struct pkv_device_pass {
+  int32_t tokens, logit_count;
+  int32_t first[PKV_DEVICE_CLASSES], rows[PKV_DEVICE_CLASSES]; /* by class */
+  bool shared;                                                 /* class 0 by the shared plan */
+  bool alone; /* rows of class 0 only, each at its newest token */
+} pkv_device_pass;
+
+typedef struct pkv_device_graph {
+  int32_t rows;
+  void *graph[2]; /* balanced, shared */
+} pkv_device_graph;
+
+struct pkv_device_forward {
+  pkv_allocator allocator;
+  const pkv_model *model;
+  const pkv_device_weights *weights;
+  pkv_executor *executor;
+  pkv_device_forward_options options;
+  void *stream;
+  pkv_cache *caches; /* [layers] */
+  pkv_device_class classes[PKV_DEVICE_CLASSES];
+  int64_t qkv_width, logit_stride;
+
+  void *memory; /* device: all buffers */
+  size_t memory_bytes;
+  void *host_inputs, *host_sampled; /* pinned */
+  pkv_device_inputs host, device;
+  void *device_inputs;
+  size_t input_bytes;
+  float *x;              /* [max_tokens, width] the residual stream */
+  float *delta;          /* [max_tokens, width] what is normed before it is added; or NULL */
+  void *normed;          /* act [max_tokens, width] */
+  void *qkv, *attended;  /* act [max_tokens, qkv_width], [max_tokens, query heads] */
+  void *gate_up, *gated; /* act [max_tokens, 2 feed_forward], [max_tokens, feed_forward] */
+  void *last;            /* act [max_logits, width] */
+  float *logits;         /* [max_logits, logit_stride] */
+  int32_t *sampled;      /* [max_logits] */
+  void *sample_scratch;
+
+  pkv_device_graph graphs[PKV_DEVICE_BUCKETS];
+  int32_t graph_count;
+};
+
+/* Puts plans, layers, head and sampling on the stream. */
+pkv_status pkv_device_pass_run(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err);
+
+#endif

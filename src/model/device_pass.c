@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One pass on the stream: plans from the lengths that lie on the device, then the layers, the head
+ * and the likeliest tokens. Nothing here waits or looks at a result: a pass can be captured.
+ */
+#include "model/device_forward_parts.h"
+
+#include "base/status.h"
+
+/* ---- attention ---- */
+
+static pkv_sharing sharing_of(const pkv_device_forward *f) {
+  pkv_sharing s = PKV_SHARING_INIT;
+  s.flags = PKV_TABLE_CHAINED; /* equal pages have equal ones before them: the engine's word */
+  s.block_table = f->classes[0].table;
+  s.block_table_stride = f->options.max_pages;
+  s.max_pages = f->options.max_pages;
+  return s;
+}
+
+static pkv_status build_plans(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+  for (int i = 0; i < PKV_DEVICE_CLASSES; i++) {
+    const pkv_device_class *c = &f->classes[i];
+    const int32_t *seq_len = f->device.seq_len[i];
+    const bool shared = i == 0 && pass->shared;
+    /* Two steps behind: alone, the kernel ahead of attention writes each row's newest token only;
+       in a mixed batch it may write any. */
+    const int32_t overlap = pass->alone ? 2 : 1;
+    if (pass->rows[i] == 0) continue;
+    if (shared) {
+      const pkv_sharing sharing = sharing_of(f);
+      PKV_TRY(pkv_device_plan_build_shared(c->shared_plan, pass->rows[i], seq_len, &sharing,
+                                           f->stream, err));
+      pkv_device_plan_set_overlap(c->shared_plan, overlap);
+    } else {
+      PKV_TRY(pkv_device_plan_build(c->plan, pass->rows[i], seq_len, f->stream, err));
+      pkv_device_plan_set_overlap(c->plan, overlap);
+    }
+    if (!c->local_plan) continue;
+    PKV_TRY(pkv_device_plan_build(c->local_plan, pass->rows[i], seq_len, f->stream, err));
+    pkv_device_plan_set_overlap(c->local_plan, overlap);
+  }
+  return PKV_OK;
+}
+
+static char *at_row(void *base, int64_t row, int64_t width) {
+  return (char *)base + row * width * 2;
+}
+
+static pkv_status attend(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
+                         pkv_error *err) {
+  const pkv_hparams *hp = &f->model->hp;
+  const int64_t width = (int64_t)hp->query_heads * hp->head_dim;
+  const bool local = f->model->layers[layer].local;
+  for (int i = PKV_DEVICE_CLASSES; i-- > 0;) {
+    const pkv_device_class *c = &f->classes[i];
+    if (pass->rows[i] == 0) continue;
+    pkv_device_plan *plan = i == 0 && pass->shared ? c->shared_plan : c->plan;
+    pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
+    args.cache = &f->caches[layer];
+    args.block_table = c->table;
+    args.block_table_stride = f->options.max_pages;
+    args.max_pages = f->options.max_pages;
+    args.q_dtype = f->weights->act;
+    args.out_dtype = f->weights->act;
+    args.q = at_row(f->qkv, pass->first[i], f->qkv_width);
+    args.q_token_stride = f->qkv_width;
+    args.q_head_stride = hp->head_dim;
+    args.out = at_row(f->attended, pass->first[i], width);
+    args.scale = f->model->attn_scale;
+    PKV_TRY(pkv_device_attention(f->executor, local && c->local_plan ? c->local_plan : plan, &args,
+                                 f->stream, err));
+  }
+  return PKV_OK;
+}
+
+/* ---- layers ---- */
+
+typedef struct product {
+  const void *x;
+  void *y;
+  int64_t y_stride;
+  int32_t m;
+  bool adds; /* to the residual stream; else y is act's */
+  bool gate;
+} product;
+
+static pkv_status multiply(pkv_device_forward *f, const pkv_weight *w, const product *a,
+                           pkv_error *err) {
+  pkv_dense_matmul_params p = {0};
+  p.w = *w;
+  p.act = f->weights->act;
+  p.m = a->m;
+  p.x = a->x;
+  p.x_stride = w->k;
+  p.y = a->y;
+  p.y_stride = a->y_stride;
+  p.y_f32 = a->adds;
+  /* What is normed before it is added comes out alone. */
+  p.accumulate = a->adds && a->y == f->x;
+  if (a->gate) {
+    p.gate = f->model->gemma ? PKV_DENSE_GELU : PKV_DENSE_SILU;
+    p.gate_scratch = f->gate_up;
+  }
+  return f->executor->dense->matmul(f->executor, &p, f->stream, err);
+}
+
+/* delta_norm: of what the product before has left in f->delta; NULL: it has added by itself. */
+static pkv_status norm(pkv_device_forward *f, int32_t m, const float *bias, const float *delta_norm,
+                       const float *weight, pkv_error *err) {
+  pkv_dense_norm_params p = {0};
+  p.act = f->weights->act;
+  p.m = m;
+  p.n = f->model->hp.width;
+  p.eps = f->model->hp.norm_eps;
+  p.x = f->x;
+  p.bias = bias;
+  p.delta = delta_norm ? f->delta : NULL;
+  p.delta_weight = delta_norm;
+  p.weight = weight;
+  p.y = f->normed;
+  return f->executor->dense->norm(f->executor, &p, f->stream, err);
+}
+
+static pkv_status rotate(pkv_device_forward *f, int32_t layer, int32_t m, pkv_error *err) {
+  const pkv_hparams *hp = &f->model->hp;
+  const pkv_device_layer *l = &f->weights->layers[layer];
+  const bool local = pkv_rope_tables(f->model) == 2 && f->model->layers[layer].local;
+  pkv_dense_rope_params p = {0};
+  p.act = f->weights->act;
+  p.m = m;
+  p.query_heads = hp->query_heads;
+  p.kv_heads = hp->kv_heads;
+  p.head_dim = hp->head_dim;
+  p.qkv = f->qkv;
+  p.stride = f->qkv_width;
+  p.bias = l->qkv_bias;
+  p.q_norm = l->q_norm;
+  p.k_norm = l->k_norm;
+  p.eps = hp->norm_eps;
+  p.dims = hp->rope_dim;
+  p.adjacent = hp->rope_pairs_adjacent;
+  p.frequency = f->weights->frequency + (local ? hp->rope_dim / 2 : 0);
+  p.length = (float)pkv_rope_length(f->model);
+  p.positions = f->device.positions;
+  p.slots = f->device.slots;
+  p.cache = f->caches[layer];
+  return f->executor->dense->rope(f->executor, &p, f->stream, err);
+}
+
+static pkv_status run_layer(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
+                            pkv_error *err) {
+  const pkv_device_layer *l = &f->weights->layers[layer];
+  const pkv_hparams *hp = &f->model->hp;
+  const int32_t m = pass->tokens;
+  const float *before = layer > 0 ? f->weights->layers[layer - 1].ffn_post_norm : NULL;
+  const product qkv = {f->normed, f->qkv, f->qkv_width, m, false, false};
+  const product o = {f->attended, l->attn_post_norm ? f->delta : f->x, hp->width, m, true, false};
+  const product gate = {f->normed, f->gated, hp->feed_forward, m, false, true};
+  const product down = {f->gated, l->ffn_post_norm ? f->delta : f->x, hp->width, m, true, false};
+  PKV_TRY(norm(f, m, NULL, before, l->attn_norm, err));
+  PKV_TRY(multiply(f, &l->qkv, &qkv, err));
+  PKV_TRY(rotate(f, layer, m, err));
+  PKV_TRY(attend(f, layer, pass, err));
+  PKV_TRY(multiply(f, &l->o, &o, err));
+  PKV_TRY(norm(f, m, l->o_bias, l->attn_post_norm, l->ffn_norm, err));
+  PKV_TRY(multiply(f, &l->gate_up, &gate, err));
+  return multiply(f, &l->down, &down, err);
+}
+
+/* ---- head ---- */
+
+static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+  const pkv_dense_ops *dense = f->executor->dense;
+  const pkv_device_layer *last = &f->weights->layers[f->weights->layer_count - 1];
+  const int32_t rows = pass->logit_count;
+  if (rows == 0) return PKV_OK;
+  if (last->ffn_post_norm) PKV_TRY(norm(f, pass->tokens, NULL, last->ffn_post_norm, NULL, err));
+  pkv_dense_norm_params picked = {0};
+  picked.act = f->weights->act;
+  picked.m = rows;
+  picked.n = f->model->hp.width;
+  picked.eps = f->model->hp.norm_eps;
+  picked.x = f->x;
+  picked.rows = f->device.logit_rows;
+  picked.weight = f->weights->output_norm;
+  picked.y = f->last;
+  PKV_TRY(dense->norm(f->executor, &picked, f->stream, err));
+  pkv_dense_matmul_params head = {0};
+  head.w = f->weights->output;
+  head.act = f->weights->act;
+  head.m = rows;
+  head.x = f->last;
+  head.x_stride = head.w.k;
+  head.y = f->logits;
+  head.y_stride = f->logit_stride;
+  head.y_f32 = 1;
+  PKV_TRY(dense->matmul(f->executor, &head, f->stream, err));
+  const pkv_dense_sample_params sample = {.m = rows,
+                                          .vocab = f->options.sampled_vocab,
+                                          .logits = f->logits,
+                                          .stride = f->logit_stride,
+                                          .ids = f->sampled,
+                                          .scratch = f->sample_scratch};
+  return dense->sample(f->executor, &sample, f->stream, err);
+}
+
+pkv_status pkv_device_pass_run(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+  const pkv_dense_embed_params embed = {.w = f->weights->embed,
+                                        .act = f->weights->act,
+                                        .m = pass->tokens,
+                                        .ids = f->device.ids,
+                                        .y = f->x,
+                                        .scale = f->model->embed_scale};
+  PKV_TRY(build_plans(f, pass, err));
+  PKV_TRY(f->executor->dense->embed(f->executor, &embed, f->stream, err));
+  for (int32_t i = 0; i < f->weights->layer_count; i++)
+    PKV_TRY(run_layer(f, i, pass, err));
+  return finish(f, pass, err);
+}

@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A model on the device against the CPU: the same greedy text, or a first difference where the
+ * CPU's own two candidates are nearer than NEAR nats. 16-bit activations move a logit of 20 by up
+ * to some hundredths; text that differs where the gap is wider is a fault.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "gpu/gpu_case.h"
+#include "model/model.h"
+#include "support/engine_drive.h"
+#include "support/small_llama.h"
+
+#define NEAR     0.15f
+#define REQUESTS 8
+#define PROMPT   300
+#define ANSWER   64
+
+static int32_t prompts[REQUESTS][PROMPT];
+static pkv_event cpu_events[REQUESTS][ANSWER];
+static int32_t device_tokens[REQUESTS][ANSWER];
+static int32_t counts[REQUESTS], lengths[REQUESTS];
+
+static void submit_all(pkv_engine *engine, int32_t answer, bool logprobs) {
+  for (intptr_t i = 0; i < REQUESTS; i++) {
+    pkv_request r = PKV_REQUEST_INIT;
+    int64_t id;
+    r.prompt = prompts[i];
+    r.prompt_tokens = lengths[i];
+    r.max_tokens = answer;
+    r.ignore_end = 1;
+    r.user = (void *)i;
+    r.logprobs = logprobs;
+    r.top_logprobs = logprobs ? 8 : 0;
+    OK(pkv_engine_submit(&id, engine, &r, err));
+  }
+  memset(counts, 0, sizeof counts);
+}
+
+static void run_all(pkv_engine *engine, bool device) {
+  static pkv_event events[256];
+  while (pkv_engine_pending(engine) > 0) {
+    size_t count = 0;
+    OK(pkv_engine_step(events, 256, &count, engine, err));
+    for (size_t i = 0; i < count; i++) {
+      const intptr_t at = (intptr_t)events[i].user;
+      assert_int_not_equal(events[i].finish, PKV_FINISH_ERROR);
+      if (events[i].token < 0) continue;
+      if (device)
+        device_tokens[at][counts[at]++] = events[i].token;
+      else
+        cpu_events[at][counts[at]++] = events[i];
+    }
+  }
+}
+
+/* The CPU's log-probability of a token, or far away. */
+static float logprob_of(const pkv_event *e, int32_t token) {
+  for (int32_t i = 0; i < e->top_count; i++)
+    if (e->top[i].token == token) return e->top[i].logprob;
+  return -1000.0f;
+}
+
+static int compare_texts(int32_t answer, const char *what) {
+  int different = 0;
+  for (int i = 0; i < REQUESTS; i++)
+    for (int32_t k = 0; k < answer; k++) {
+      const pkv_event *e = &cpu_events[i][k];
+      if (device_tokens[i][k] == e->token) continue;
+      const float gap = e->logprob - logprob_of(e, device_tokens[i][k]);
+      printf("%s: request %d differs at token %d of %d: gap %.3f\n", what, i, (int)k, (int)answer,
+             (double)gap);
+      if (gap > NEAR)
+        fail_msg("%s: request %d, token %d: %d on the device, %d on the CPU, %.3f nats apart", what,
+                 i, (int)k, (int)device_tokens[i][k], (int)e->token, (double)gap);
+      different++;
+      break;
+    }
+  return different;
+}
+
+static void same_text(const pkv_model *model, const char *what, int32_t answer, pkv_route route) {
+  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
+  pkv_engine *engine = NULL;
+  o.max_rows = REQUESTS;
+  o.prefill_chunk = 200;
+  o.max_seq_len = PROMPT + ANSWER;
+  o.cache_tokens = (int64_t)REQUESTS * 400;
+  o.activations = PKV_ACTIVATIONS_F32;
+  OK(pkv_engine_create(&engine, model, &o, err));
+  submit_all(engine, answer, true);
+  run_all(engine, false);
+  pkv_engine_destroy(engine);
+  o.device = PKV_DEVICE_CUDA;
+  o.batch_invariant = 0;
+  o.route = route;
+  OK(pkv_engine_create(&engine, model, &o, err));
+  submit_all(engine, answer, false);
+  run_all(engine, true);
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  if (route == PKV_ROUTE_SHARED) assert_true(stats.shared_steps > 0);
+  pkv_engine_destroy(engine);
+  printf("%s: %d of %d texts differ somewhere\n", what, compare_texts(answer, what), REQUESTS);
+}
+
+static void draw(int32_t vocab) {
+  for (int i = 0; i < REQUESTS; i++) {
+    drive_prompt(prompts[i], PROMPT, vocab, 900 + (uint64_t)i);
+    lengths[i] = PROMPT - 31 * i;
+    if (i % 2 != 0) memcpy(prompts[i], prompts[i - 1], 64 * sizeof(int32_t));
+  }
+}
+
+static void test_small_models(void **state) {
+  (void)state;
+  static const struct {
+    int32_t heads, kv_heads, head_dim;
+    uint32_t type;
+  } shapes[] = {{9, 3, 64, 1}, {8, 2, 128, 30}, {4, 4, 64, 8}, {6, 2, 96, 1}};
+  NEED_GPU();
+  for (size_t i = 0; i < COUNT(shapes); i++) {
+    small_llama t = SMALL_LLAMA_INIT;
+    size_t size = 0;
+    char what[64];
+    pkv_model *model = NULL;
+    t.layers = 3;
+    t.width = 256;
+    t.feed_forward = 512;
+    t.query_heads = shapes[i].heads;
+    t.kv_heads = shapes[i].kv_heads;
+    t.head_dim = shapes[i].head_dim;
+    t.weight_type = shapes[i].type;
+    t.context = 512;
+    t.vocab = 512;
+    t.seed = 3 + i;
+    unsigned char *const bytes = small_llama_bytes(&t, &size);
+    OK(pkv_model_open_memory(&model, bytes, size, NULL, err));
+    draw(t.vocab);
+    (void)snprintf(what, sizeof what, "small model %zu", i);
+    same_text(model, what, 32, t.head_dim == 96 ? PKV_ROUTE_BALANCED : PKV_ROUTE_SHARED);
+    pkv_model_close(model);
+    gguf_build_drop(bytes);
+  }
+}
+
+/* --model FILE */
+static void test_real_model(void **state) {
+  (void)state;
+  static const char *const texts[REQUESTS] = {
+      "The history of the printing press begins",
+      "Write a short story about a lighthouse keeper who",
+      "In mathematics, a prime number is",
+      "Here is a recipe for bread:\n1.",
+      "def fibonacci(n):\n",
+      "The capital of France is Paris. The capital of Germany is",
+      "Once upon a time, in a village by the sea,",
+      "Water boils at a temperature of"};
+  pkv_model *model = NULL;
+  NEED_GPU();
+  if (gpu_opt.model == NULL) {
+    printf("no --model: nothing compared\n");
+    return;
+  }
+  OK(pkv_model_open(&model, gpu_opt.model, NULL, err));
+  for (int i = 0; i < REQUESTS; i++) {
+    size_t count = 0;
+    OK(pkv_tokenize(prompts[i], PROMPT, &count, model, texts[i], strlen(texts[i]),
+                    PKV_TEXT_ADD_SPECIAL, err));
+    lengths[i] = (int32_t)count;
+  }
+  same_text(model, gpu_opt.model, ANSWER, PKV_ROUTE_BALANCED);
+  pkv_model_close(model);
+}
+
+int gpu_suite_model(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_small_models),
+                                     cmocka_unit_test(test_real_model)};
+  return cmocka_run_group_tests_name("model", tests, gpu_setup, gpu_teardown);
+}

@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Times of whole steps of a Llama-3-8B shape with random bf16 weights: decode in the cells of the
+ * published comparison, prefill of one prompt. Wall time of pkv_device_forward_run, as an engine
+ * calls it: inputs up, the pass, tokens down. One line of CSV each: cell, ms, floor ms, their
+ * ratio, tokens a second. floor = bytes that a step must read (weights without the input embedding,
+ * K and V of the rows) at 4.63 TB/s.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "gpu/gpu_case.h"
+#include "model/device_forward.h"
+#include "model/model_parts.h"
+
+#define ROWS     64
+#define PAGE     16
+#define LONGEST  65600
+#define PAGES    10240 /* 160K tokens */
+#define CHUNK    2048
+#define REPEATS  40
+#define BYTES_US 4.63e6 /* a cold read's rate on the H200 */
+
+static const char config[] =
+    "{\"model_type\": \"llama\", \"hidden_size\": 4096, \"intermediate_size\": 14336,"
+    " \"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8,"
+    " \"head_dim\": 128, \"vocab_size\": 128256, \"max_position_embeddings\": 131072,"
+    " \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\","
+    " \"tie_word_embeddings\": false}";
+
+typedef struct bench {
+  pkv_model *model;
+  pkv_device_weights *weights;
+  pkv_device_forward *forward;
+  void *storage;
+  pkv_cache *caches;
+  int32_t *pages; /* [PAGES], permuted */
+  int32_t *table; /* [ROWS, max_pages] */
+  int32_t max_pages;
+} bench;
+
+static void open_model(bench *b) {
+  char path[] = "/tmp/pkv-steps-XXXXXX";
+  const int file = mkstemp(path);
+  assert_true(file >= 0);
+  assert_int_equal(write(file, config, sizeof config - 1), (ssize_t)sizeof config - 1);
+  (void)close(file);
+  OK(pkv_model_open_random(&b->model, path, 1, NULL, err));
+  (void)unlink(path);
+}
+
+static void open_forward(bench *b) {
+  pkv_device_forward_options o = {0};
+  b->max_pages = (LONGEST + PAGE - 1) / PAGE;
+  o.max_tokens = CHUNK + ROWS;
+  o.max_logits = ROWS;
+  o.max_rows[0] = ROWS;
+  o.max_rows[6] = CHUNK / 64;
+  o.max_seq_len = LONGEST;
+  o.page_tokens = PAGE;
+  o.max_pages = b->max_pages;
+  o.sampled_vocab = b->model->hp.vocab;
+  o.kv_dtype = PKV_DTYPE_BF16;
+  OK(pkv_device_weights_create(&b->weights, b->model, gpu, NULL, err));
+  OK(pkv_device_forward_create(&b->forward, b->model, b->weights, &o, err));
+}
+
+static void make_caches(bench *b) {
+  const pkv_hparams *hp = &b->model->hp;
+  const int64_t page = (int64_t)PAGE * hp->kv_heads * hp->head_dim, each = page * PAGES;
+  pkv_rng rng;
+  OK(pkv_device_alloc(&b->storage, gpu, (size_t)(2 * hp->layers * each) * 2, err));
+  OK(gpu->dense->weight_random(gpu, b->storage, PKV_DTYPE_BF16, 2 * hp->layers * each, 7, 1.0f,
+                               NULL, err));
+  b->caches = calloc((size_t)hp->layers, sizeof *b->caches);
+  b->pages = calloc(PAGES, sizeof *b->pages);
+  b->table = calloc((size_t)ROWS * (size_t)b->max_pages, sizeof *b->table);
+  for (int32_t i = 0; i < hp->layers; i++) {
+    pkv_cache c = PKV_CACHE_INIT;
+    c.dtype = PKV_DTYPE_BF16;
+    c.pages = PAGES;
+    c.page_tokens = PAGE;
+    c.kv_heads = hp->kv_heads;
+    c.head_dim = hp->head_dim;
+    c.k_scale = c.v_scale = 1.0f;
+    c.k_token_stride = c.v_token_stride = hp->head_dim;
+    c.k_head_stride = c.v_head_stride = PAGE * hp->head_dim;
+    c.k_page_stride = c.v_page_stride = page;
+    c.k = (uint16_t *)b->storage + 2 * i * each;
+    c.v = (uint16_t *)c.k + each;
+    b->caches[i] = c;
+  }
+  pkv_rng_init(&rng, 3);
+  for (int32_t i = 0; i < PAGES; i++)
+    b->pages[i] = i;
+  for (int32_t i = PAGES - 1; i > 0; i--) {
+    const int32_t j = (int32_t)pkv_rng_below(&rng, (uint64_t)i + 1), swap = b->pages[i];
+    b->pages[i] = b->pages[j];
+    b->pages[j] = swap;
+  }
+  OK(pkv_device_synchronize(gpu, NULL, err));
+}
+
+static int by_value(const void *a, const void *b) {
+  const double x = *(const double *)a, y = *(const double *)b;
+  return x < y ? -1 : x > y;
+}
+
+static void report(const bench *b, const char *cell, double ms, int64_t kv_tokens, int64_t tokens) {
+  const pkv_hparams *hp = &b->model->hp;
+  const int64_t kv = (int64_t)hp->layers * 2 * hp->kv_heads * hp->head_dim * 2;
+  const int64_t embed = b->model->embed.n * b->model->embed.row_bytes;
+  const double floor =
+      (double)((int64_t)b->weights->bytes - embed + kv * kv_tokens) / BYTES_US / 1000.0;
+  printf("step,%s,%.3f,%.3f,%.3f,%.0f\n", cell, ms, floor, ms / floor,
+         (double)tokens / ms * 1000.0);
+  (void)fflush(stdout);
+}
+
+/* lens[rows] in turn from a list that repeats. */
+static void time_decode(bench *b, const char *cell, int32_t rows, const int32_t *lens,
+                        int32_t kinds) {
+  int32_t ids[ROWS], positions[ROWS], logit_tokens[ROWS], seq_len[ROWS], sampled[ROWS];
+  int64_t slots[ROWS], next = 0, kv_tokens = 0;
+  double samples[REPEATS];
+  for (int32_t r = 0; r < rows; r++) {
+    int32_t *row = b->table + (int64_t)r * b->max_pages;
+    seq_len[r] = lens[r % kinds];
+    kv_tokens += seq_len[r];
+    for (int32_t i = 0; i * PAGE < seq_len[r]; i++)
+      row[i] = b->pages[next++ % PAGES];
+    ids[r] = 1000 + r;
+    positions[r] = seq_len[r] - 1;
+    slots[r] = (int64_t)row[positions[r] / PAGE] * PAGE + positions[r] % PAGE;
+    logit_tokens[r] = r;
+  }
+  const pkv_forward_group group = {.block_table = b->table,
+                                   .block_table_stride = b->max_pages,
+                                   .max_pages = b->max_pages,
+                                   .rows = rows,
+                                   .q_len = 1,
+                                   .seq_len = seq_len};
+  const pkv_forward_batch batch = {.tokens = rows,
+                                   .ids = ids,
+                                   .positions = positions,
+                                   .slots = slots,
+                                   .groups = &group,
+                                   .group_count = 1,
+                                   .logit_tokens = logit_tokens,
+                                   .logit_count = rows,
+                                   .sampled = sampled};
+  for (int i = -5; i < REPEATS; i++) {
+    const int64_t begin = pkv_clock_ns();
+    OK(pkv_device_forward_run(b->forward, &batch, err));
+    if (i >= 0) samples[i] = (double)(pkv_clock_ns() - begin) * 1e-6;
+  }
+  qsort(samples, REPEATS, sizeof *samples, by_value);
+  for (int32_t r = 0; r < rows; r++)
+    assert_true(sampled[r] >= 0);
+  report(b, cell, samples[REPEATS / 2], kv_tokens, rows);
+}
+
+static void time_prefill(bench *b, int32_t tokens) {
+  static int32_t ids[CHUNK], positions[CHUNK], seq_len[CHUNK / 64];
+  static int64_t slots[CHUNK];
+  int32_t last = CHUNK - 1, sampled;
+  char cell[32];
+  double ms = 0.0;
+  for (int run = 0; run < 2; run++) {
+    const int64_t begin = pkv_clock_ns();
+    for (int32_t at = 0; at < tokens; at += CHUNK) {
+      for (int32_t i = 0; i < CHUNK; i++) {
+        ids[i] = (at + i) % 128000;
+        positions[i] = at + i;
+        slots[i] = (int64_t)b->pages[(at + i) / PAGE] * PAGE + (at + i) % PAGE;
+      }
+      for (int32_t r = 0; r < CHUNK / 64; r++) {
+        seq_len[r] = at + 64 * (r + 1);
+        memcpy(b->table + (int64_t)r * b->max_pages, b->pages,
+               (size_t)((seq_len[r] + PAGE - 1) / PAGE) * sizeof *b->table);
+      }
+      const pkv_forward_group group = {.block_table = b->table,
+                                       .block_table_stride = b->max_pages,
+                                       .max_pages = b->max_pages,
+                                       .rows = CHUNK / 64,
+                                       .q_len = 64,
+                                       .seq_len = seq_len};
+      const pkv_forward_batch batch = {.tokens = CHUNK,
+                                       .ids = ids,
+                                       .positions = positions,
+                                       .slots = slots,
+                                       .groups = &group,
+                                       .group_count = 1,
+                                       .logit_tokens = &last,
+                                       .logit_count = at + CHUNK == tokens,
+                                       .sampled = &sampled};
+      OK(pkv_device_forward_run(b->forward, &batch, err));
+    }
+    ms = (double)(pkv_clock_ns() - begin) * 1e-6;
+  }
+  (void)snprintf(cell, sizeof cell, "prefill_%d", (int)tokens);
+  report(b, cell, ms, tokens, tokens);
+}
+
+static void test_llama_8b(void **state) {
+  (void)state;
+  static const int32_t k1[] = {1024}, k2[] = {2048}, k16[] = {16384}, k65[] = {65536},
+                       mixed[] = {32768, 800};
+  bench b = {0};
+  NEED_GPU();
+  int64_t begin = pkv_clock_ns();
+  open_model(&b);
+  open_forward(&b);
+  make_caches(&b);
+  printf("made in %.1f s\n", (double)(pkv_clock_ns() - begin) * 1e-9);
+  begin = pkv_clock_ns();
+  OK(pkv_device_forward_attach(b.forward, b.caches, err));
+  printf("captured in %.1f s\n", (double)(pkv_clock_ns() - begin) * 1e-9);
+  time_decode(&b, "b1_1k", 1, k1, 1);
+  time_decode(&b, "b1_16k", 1, k16, 1);
+  time_decode(&b, "b1_65k", 1, k65, 1);
+  time_decode(&b, "b8_32k_800", 8, mixed, 2);
+  time_decode(&b, "b32_2k", 32, k2, 1);
+  time_decode(&b, "b64_1k", 64, k1, 1);
+  time_decode(&b, "b8_1k", 8, k1, 1);
+  time_prefill(&b, 2048);
+  time_prefill(&b, 8192);
+  pkv_device_forward_destroy(b.forward);
+  pkv_device_free(gpu, b.storage);
+  pkv_device_weights_destroy(b.weights);
+  pkv_model_close(b.model);
+  free(b.caches);
+  free(b.pages);
+  free(b.table);
+}
+
+int gpu_suite_steps(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_llama_8b)};
+  return cmocka_run_group_tests_name("steps", tests, gpu_setup, gpu_teardown);
+}

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "support/fake_dense.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/device_ops.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "support/fake_device.h"
+
+/* ------------------------------------------------------------------ memory, streams, graphs */
+
+static pkv_status fake_prepare(pkv_executor *executor, pkv_error *err) {
+  (void)executor;
+  return fake_counted("prepare", err);
+}
+
+static pkv_status fake_free_bytes(size_t *bytes, pkv_executor *executor, pkv_error *err) {
+  (void)executor;
+  *bytes = fake_device_state.free_bytes;
+  return fake_counted("free_bytes", err);
+}
+
+static pkv_status fake_host_alloc(void **out, pkv_executor *executor, size_t bytes,
+                                  pkv_error *err) {
+  *out = NULL;
+  PKV_TRY(fake_counted("host_alloc", err));
+  return executor->device_ops->alloc(out, executor, bytes, err);
+}
+
+static void fake_host_free(pkv_executor *executor, void *ptr) {
+  if (ptr != NULL) executor->device_ops->free(executor, ptr);
+}
+
+static pkv_status fake_stream_make(void **stream, pkv_executor *executor, pkv_error *err) {
+  (void)executor;
+  *stream = NULL;
+  PKV_TRY(fake_counted("stream", err));
+  *stream = fake_stream_create();
+  fake_device_state.live++;
+  return PKV_OK;
+}
+
+static void fake_stream_end(pkv_executor *executor, void *stream) {
+  (void)executor;
+  fake_device_state.live--;
+  fake_stream_destroy(stream);
+}
+
+static pkv_status fake_graph_begin(pkv_executor *executor, void *stream, pkv_error *err) {
+  (void)executor;
+  PKV_TRY(fake_counted("graph_begin", err));
+  fake_capture_begin(stream);
+  return PKV_OK;
+}
+
+static pkv_status fake_graph_end(void **graph, pkv_executor *executor, void *stream,
+                                 pkv_error *err) {
+  fake_graph *const made = fake_capture_end(stream);
+  (void)executor;
+  *graph = NULL;
+  const pkv_status status = fake_counted("graph_end", err);
+  if (status != PKV_OK) {
+    fake_graph_destroy(made);
+    return status;
+  }
+  fake_device_state.live++;
+  *graph = made;
+  return PKV_OK;
+}
+
+static pkv_status fake_graph_run(pkv_executor *executor, void *graph, void *stream,
+                                 pkv_error *err) {
+  (void)executor;
+  (void)stream;
+  PKV_TRY(fake_counted("graph_launch", err));
+  fake_device_state.graph_launches++;
+  return fake_graph_launch(graph, err);
+}
+
+static void fake_graph_end_of(pkv_executor *executor, void *graph) {
+  (void)executor;
+  fake_device_state.live--;
+  fake_graph_destroy(graph);
+}
+
+/* ------------------------------------------------------------------ weights */
+
+static pkv_wtype fake_weight_type(pkv_wtype type, pkv_dtype act) {
+  (void)type;
+  return act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
+}
+
+static size_t fake_weight_bytes(const pkv_weight *w) {
+  return (size_t)w->n * (size_t)w->row_bytes;
+}
+
+static pkv_status fake_weight_pack(pkv_executor *executor, const pkv_weight *w, int64_t first,
+                                   const pkv_weight *host, pkv_error *err) {
+  char *to;
+  (void)executor;
+  PKV_TRY(fake_counted("weight_pack", err));
+  PKV_CHECK(err, host->type == w->type && host->row_bytes == w->row_bytes, PKV_E_INTERNAL,
+            "a matrix of type %d into one of type %d", (int)host->type, (int)w->type);
+  memcpy(&to, &w->data, sizeof to);
+  memcpy(to + first * w->row_bytes, host->data, (size_t)host->n * (size_t)host->row_bytes);
+  return PKV_OK;
+}
+
+static pkv_status fake_weight_random(pkv_executor *executor, void *data, pkv_dtype act,
+                                     int64_t count, uint64_t seed, float scale, void *stream,
+                                     pkv_error *err) {
+  (void)executor;
+  (void)stream;
+  PKV_TRY(fake_counted("weight_random", err));
+  for (int64_t i = 0; i < count; i++)
+    pkv_store(data, act, i, pkv_random_weight(seed, (uint64_t)i, scale));
+  return PKV_OK;
+}
+
+/* ------------------------------------------------------------------ a step */
+
+static double weight_at(const pkv_weight *w, int64_t row, int64_t i) {
+  const char *from = (const char *)w->data + row * w->row_bytes;
+  const pkv_dtype dtype = w->type == PKV_WTYPE_F32   ? PKV_DTYPE_F32
+                          : w->type == PKV_WTYPE_F16 ? PKV_DTYPE_F16
+                                                     : PKV_DTYPE_BF16;
+  return (double)pkv_load(from, dtype, i);
+}
+
+static pkv_status run_embed(pkv_executor *executor, const void *params, pkv_error *err) {
+  const pkv_dense_embed_params *p = params;
+  (void)executor;
+  (void)err;
+  for (int64_t r = 0; r < p->m; r++)
+    for (int64_t i = 0; i < p->w.k; i++) {
+      const bool known = p->ids[r] >= 0 && p->ids[r] < p->w.n;
+      p->y[r * p->w.k + i] = known ? (float)weight_at(&p->w, p->ids[r], i) * p->scale : 0.0f;
+    }
+  return PKV_OK;
+}
+
+static double dot(const pkv_dense_matmul_params *p, int64_t r, int64_t column) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < p->w.k; i++)
+    sum += (double)pkv_load(p->x, p->act, r * p->x_stride + i) * weight_at(&p->w, column, i);
+  return sum;
+}
+
+static double gated(double gate, double up, pkv_dense_gate kind) {
+  if (kind == PKV_DENSE_SILU) return gate / (1.0 + exp(-gate)) * up;
+  return 0.5 * gate * (1.0 + tanh(sqrt(2.0 / acos(-1.0)) * (gate + 0.044715 * pow(gate, 3.0)))) *
+         up;
+}
+
+static pkv_status run_matmul(pkv_executor *executor, const void *params, pkv_error *err) {
+  const pkv_dense_matmul_params *p = params;
+  const int64_t columns = p->gate != PKV_DENSE_NO_GATE ? p->w.n / 2 : p->w.n;
+  (void)executor;
+  (void)err;
+  for (int64_t r = 0; r < p->m; r++)
+    for (int64_t c = 0; c < columns; c++) {
+      const int64_t at = r * p->y_stride + c;
+      const pkv_dtype out = p->y_f32 ? PKV_DTYPE_F32 : p->act;
+      double y = dot(p, r, c);
+      if (p->gate != PKV_DENSE_NO_GATE) y = gated(y, dot(p, r, columns + c), p->gate);
+      if (p->accumulate) y += (double)pkv_load(p->y, out, at);
+      pkv_store(p->y, out, at, (float)y);
+    }
+  return PKV_OK;
+}
+
+static double scale_of(const float *row, int32_t n, double eps) {
+  double sum = 0.0;
+  for (int32_t i = 0; i < n; i++)
+    sum += (double)row[i] * (double)row[i];
+  return 1.0 / sqrt(sum / n + eps);
+}
+
+static pkv_status run_norm(pkv_executor *executor, const void *params, pkv_error *err) {
+  const pkv_dense_norm_params *p = params;
+  float *row = malloc((size_t)p->n * sizeof *row);
+  (void)executor;
+  (void)err;
+  for (int64_t r = 0; r < p->m; r++) {
+    float *from = p->x + (p->rows ? p->rows[r] : r) * p->n;
+    const float *delta = p->delta ? p->delta + r * p->n : NULL;
+    const double by = p->delta_weight ? scale_of(delta, p->n, (double)p->eps) : 1.0;
+    for (int32_t i = 0; i < p->n; i++) {
+      row[i] = from[i] + (p->bias ? p->bias[i] : 0.0f);
+      if (delta)
+        row[i] += (float)((double)delta[i] * by * (p->delta_weight ? p->delta_weight[i] : 1.0f));
+      if (!p->rows) from[i] = row[i];
+    }
+    const double scale = scale_of(row, p->n, (double)p->eps);
+    for (int32_t i = 0; p->weight && i < p->n; i++)
+      pkv_store(p->y, p->act, r * p->n + i, (float)((double)row[i] * scale * p->weight[i]));
+  }
+  free(row);
+  return PKV_OK;
+}
+
+/* The head's elements with bias, norm and rotation. */
+static void turn_head(double *x, const pkv_dense_rope_params *p, int64_t token, int32_t head) {
+  const int64_t at = token * p->stride + (int64_t)head * p->head_dim;
+  const bool is_v = head >= p->query_heads + p->kv_heads;
+  const float *weight = is_v ? NULL : head < p->query_heads ? p->q_norm : p->k_norm;
+  double sum = 0.0;
+  for (int32_t i = 0; i < p->head_dim; i++) {
+    x[i] = (double)pkv_load(p->qkv, p->act, at + i);
+    if (p->bias) x[i] += (double)p->bias[(int64_t)head * p->head_dim + i];
+    sum += x[i] * x[i];
+  }
+  for (int32_t i = 0; weight && i < p->head_dim; i++)
+    x[i] *= (double)weight[i] / sqrt(sum / p->head_dim + (double)p->eps);
+  for (int32_t j = 0; !is_v && j < p->dims / 2; j++) {
+    const int32_t a = p->adjacent ? 2 * j : j, b = p->adjacent ? 2 * j + 1 : j + p->dims / 2;
+    const double angle = p->positions[token] * p->frequency[j];
+    const double c = (double)p->length * cos(angle), s = (double)p->length * sin(angle);
+    const double u = x[a], v = x[b];
+    x[a] = u * c - v * s;
+    x[b] = v * c + u * s;
+  }
+}
+
+static void put_head(const double *x, const pkv_dense_rope_params *p, int64_t token, int32_t head) {
+  const pkv_cache *c = &p->cache;
+  const bool is_v = head >= p->query_heads + p->kv_heads;
+  const int64_t slot = p->slots[token], page = slot / c->page_tokens, in = slot % c->page_tokens;
+  if (head < p->query_heads) {
+    for (int32_t i = 0; i < p->head_dim; i++)
+      pkv_store(p->qkv, p->act, token * p->stride + (int64_t)head * p->head_dim + i, (float)x[i]);
+    return;
+  }
+  if (slot < 0 || page >= c->pages) return;
+  const int32_t h = (head - p->query_heads) % p->kv_heads;
+  const float *scales = is_v ? c->v_head_scale : c->k_head_scale;
+  const float scale = (is_v ? c->v_scale : c->k_scale) * (scales ? scales[h] : 1.0f);
+  const int64_t at = is_v ? page * c->v_page_stride + in * c->v_token_stride + h * c->v_head_stride
+                          : page * c->k_page_stride + in * c->k_token_stride + h * c->k_head_stride;
+  for (int32_t i = 0; i < p->head_dim; i++)
+    pkv_store(is_v ? c->v : c->k, c->dtype, at + i,
+              c->dtype == PKV_DTYPE_FP8_E4M3 ? (float)x[i] / scale : (float)x[i]);
+}
+
+static pkv_status run_rope(pkv_executor *executor, const void *params, pkv_error *err) {
+  const pkv_dense_rope_params *p = params;
+  double x[2 * PKV_ROPE_PAIRS];
+  (void)executor;
+  (void)err;
+  for (int64_t token = 0; token < p->m; token++)
+    for (int32_t head = 0; head < p->query_heads + 2 * p->kv_heads; head++) {
+      turn_head(x, p, token, head);
+      put_head(x, p, token, head);
+    }
+  return PKV_OK;
+}
+
+static pkv_status run_sample(pkv_executor *executor, const void *params, pkv_error *err) {
+  const pkv_dense_sample_params *p = params;
+  (void)executor;
+  (void)err;
+  for (int64_t r = 0; r < p->m; r++) {
+    const float *row = p->logits + r * p->stride;
+    int32_t best = 0;
+    for (int32_t i = 0; i < p->vocab && best >= 0; i++) {
+      if (!isfinite(row[i]))
+        best = -1;
+      else if (row[i] > row[best])
+        best = i;
+    }
+    p->ids[r] = best;
+  }
+  return PKV_OK;
+}
+
+#define PUT(name, type)                                                                            \
+  static pkv_status fake_##name(pkv_executor *executor, const type *p, void *stream,               \
+                                pkv_error *err) {                                                  \
+    PKV_TRY(fake_counted(#name, err));                                                             \
+    return fake_put(stream, run_##name, executor, p, sizeof *p, err);                              \
+  }
+PUT(embed, pkv_dense_embed_params)
+PUT(matmul, pkv_dense_matmul_params)
+PUT(norm, pkv_dense_norm_params)
+PUT(rope, pkv_dense_rope_params)
+
+static size_t fake_sample_bytes(int32_t m, int32_t vocab) {
+  (void)m;
+  (void)vocab;
+  return 0;
+}
+
+static pkv_status fake_sample(pkv_executor *executor, const pkv_dense_sample_params *p,
+                              void *stream, pkv_error *err) {
+  PKV_TRY(fake_counted("sample", err));
+  PKV_CHECK(err, p->rows == NULL, PKV_E_UNSUPPORTED, "greedy only");
+  return fake_put(stream, run_sample, executor, p, sizeof *p, err);
+}
+
+const pkv_dense_ops fake_dense_ops = {
+    .prepare = fake_prepare,
+    .free_bytes = fake_free_bytes,
+    .host_alloc = fake_host_alloc,
+    .host_free = fake_host_free,
+    .stream_create = fake_stream_make,
+    .stream_destroy = fake_stream_end,
+    .graph_begin = fake_graph_begin,
+    .graph_end = fake_graph_end,
+    .graph_launch = fake_graph_run,
+    .graph_destroy = fake_graph_end_of,
+    .weight_type = fake_weight_type,
+    .weight_bytes = fake_weight_bytes,
+    .weight_pack = fake_weight_pack,
+    .weight_random = fake_weight_random,
+    .embed = fake_embed,
+    .matmul = fake_matmul,
+    .norm = fake_norm,
+    .rope = fake_rope,
+    .sample_bytes = fake_sample_bytes,
+    .sample = fake_sample,
+};

@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine on a device (support/fake_device.h): the same greedy text as on the CPU, alone, in
+ * batches, in chunks, with shared prefixes and copied pages, preempted; what is refused; failures
+ * at every call.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "engine/engine_state.h"
+#include "support/engine_drive.h"
+#include "support/fake_device.h"
+#include "support/small_llama.h"
+
+#define REQUESTS 12
+#define PROMPT   90
+#define MOST     24
+#define VOCAB    64
+
+static pkv_model *model;
+static unsigned char *bytes;
+static int32_t prompts[REQUESTS][PROMPT];
+static drive_answer on_cpu[REQUESTS], on_device[REQUESTS];
+
+static int open_model(void **state) {
+  (void)state;
+  small_llama t = SMALL_LLAMA_INIT;
+  size_t size = 0;
+  pkv_error err = {0};
+  t.context = 256;
+  t.vocab = VOCAB;
+  t.head_dim = 64;
+  t.weight_type = 1;
+  t.layers = 3;
+  bytes = small_llama_bytes(&t, &size);
+  if (pkv_model_open_memory(&model, bytes, size, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  for (int i = 0; i < REQUESTS; i++) {
+    drive_prompt(prompts[i], PROMPT, VOCAB, 77 + (uint64_t)i);
+    if (i % 3 != 0) memcpy(prompts[i], prompts[i / 3 * 3], 40 * sizeof(int32_t));
+  }
+  return 0;
+}
+
+static int close_model(void **state) {
+  (void)state;
+  pkv_model_close(model);
+  gguf_build_drop(bytes);
+  return 0;
+}
+
+static pkv_engine_options device_options(void) {
+  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
+  o.threads = 2;
+  o.device = PKV_DEVICE_CUDA;
+  o.batch_invariant = 0;
+  o.max_rows = 6;
+  o.prefill_chunk = 48;
+  return o;
+}
+
+static pkv_engine *device_engine(const pkv_engine_options *options) {
+  pkv_engine *engine = NULL;
+  pkv_error err = {0};
+  pkv_executor *const executor = fake_device_create();
+  drive_ok(pkv_engine_create_on(&engine, model, executor, options, &err), &err, "create");
+  return engine;
+}
+
+/* Long answers to short prompts, or the reverse. */
+static bool long_answers;
+
+static void submit_all(pkv_engine *engine, drive_answer *answers, float temperature) {
+  for (int i = 0; i < REQUESTS; i++) {
+    pkv_request r = PKV_REQUEST_INIT;
+    r.prompt = prompts[i];
+    r.prompt_tokens = long_answers ? 20 : PROMPT - 7 * i;
+    r.max_tokens = long_answers ? 100 : MOST - i;
+    r.ignore_end = 1;
+    r.temperature = temperature;
+    r.seed = 5 + (uint64_t)i;
+    drive_submit(engine, &r, &answers[i]);
+  }
+}
+
+static void run_cpu(float temperature) {
+  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
+  o.threads = 2;
+  o.activations = PKV_ACTIVATIONS_F32;
+  pkv_engine *const engine = drive_engine(model, &o);
+  submit_all(engine, on_cpu, temperature);
+  (void)drive_all(engine, 10000);
+  drive_finish(engine);
+}
+
+/* 16-bit activations against floats: of these random models the text stays the same. */
+static void same_texts(void) {
+  for (int i = 0; i < REQUESTS; i++) {
+    assert_int_equal(on_device[i].finish, on_cpu[i].finish);
+    assert_int_equal(on_device[i].count, on_cpu[i].count);
+    for (int k = 0; k < on_cpu[i].count; k++)
+      if (on_device[i].tokens[k] != on_cpu[i].tokens[k])
+        fail_msg("request %d, token %d: %d on the device, %d on the CPU", i, k,
+                 (int)on_device[i].tokens[k], (int)on_cpu[i].tokens[k]);
+  }
+}
+
+static void test_same_text(void **state) {
+  (void)state;
+  run_cpu(0.0f);
+  const pkv_engine_options o = device_options();
+  pkv_engine *const engine = device_engine(&o);
+  submit_all(engine, on_device, 0.0f);
+  (void)drive_all(engine, 10000);
+  same_texts();
+  assert_true(fake_device_state.graph_launches > 0);
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  assert_true(stats.cache_bytes > 0);
+  assert_true(stats.shared_steps > 0);
+  drive_finish(engine);
+  assert_int_equal(fake_device_state.live, 0);
+}
+
+/* Sampled on the host from the device's logits. */
+static void test_same_samples(void **state) {
+  (void)state;
+  run_cpu(0.7f);
+  pkv_engine_options o = device_options();
+  o.prefix_sharing = 0;
+  pkv_engine *const engine = device_engine(&o);
+  submit_all(engine, on_device, 0.7f);
+  (void)drive_all(engine, 10000);
+  same_texts();
+  drive_finish(engine);
+}
+
+static void test_preempted(void **state) {
+  (void)state;
+  long_answers = true;
+  run_cpu(0.0f);
+  pkv_engine_options o = device_options();
+  o.cache_tokens = 16 * 24;
+  o.max_seq_len = 128;
+  pkv_engine *const engine = device_engine(&o);
+  submit_all(engine, on_device, 0.0f);
+  (void)drive_all(engine, 10000);
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  assert_true(stats.preemptions > 0);
+  long_answers = false;
+  same_texts();
+  drive_finish(engine);
+}
+
+/* Answers of one prompt fork its pages: the last one is copied on the device. */
+static void test_forks(void **state) {
+  (void)state;
+  static drive_answer answers[3];
+  pkv_request r = PKV_REQUEST_INIT;
+  const pkv_engine_options o = device_options();
+  pkv_engine *const engine = device_engine(&o);
+  r.prompt = prompts[0];
+  r.prompt_tokens = 21;
+  r.max_tokens = 20;
+  r.ignore_end = 1;
+  r.n = 3;
+  drive_submit_choices(engine, &r, answers, 3);
+  (void)drive_all(engine, 1000);
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  assert_true(stats.page_copies > 0);
+  for (int i = 1; i < 3; i++)
+    for (int k = 0; k < 20; k++)
+      assert_int_equal(answers[i].tokens[k], answers[0].tokens[k]);
+  drive_finish(engine);
+}
+
+static void refused(const pkv_engine_options *o, pkv_status status, const char *word) {
+  pkv_engine *engine = NULL;
+  pkv_error err = {0};
+  assert_int_equal(pkv_engine_create_on(&engine, model, fake_device_create(), o, &err), status);
+  if (strstr(err.text, word) == NULL) fail_msg("'%s' does not say '%s'", err.text, word);
+  assert_null(engine);
+  assert_int_equal(fake_device_state.live, 0);
+}
+
+static void test_refused(void **state) {
+  (void)state;
+  pkv_engine_options o = device_options();
+  o.batch_invariant = 1;
+  refused(&o, PKV_E_UNSUPPORTED, "batch_invariant");
+  o = device_options();
+  o.policy = PKV_POLICY_STATIC;
+  refused(&o, PKV_E_UNSUPPORTED, "policy");
+  o = device_options();
+  o.route = PKV_ROUTE_SPLIT;
+  refused(&o, PKV_E_UNSUPPORTED, "route");
+  o = device_options();
+  o.kv_dtype = PKV_DTYPE_F32;
+  refused(&o, PKV_E_UNSUPPORTED, "kv_dtype");
+  o = device_options();
+  o.cache_tokens = (int64_t)1 << 34;
+  refused(&o, PKV_E_NOMEM, "are missing");
+}
+
+/* Every call of the device that can fail, one after the other: an error, and nothing is left. */
+static void test_failures(void **state) {
+  (void)state;
+  pkv_engine_options o = device_options();
+  o.max_rows = 2;
+  int created = 0;
+  for (int at = 1; !created; at++) {
+    pkv_engine *engine = NULL;
+    pkv_error err = {0};
+    pkv_executor *const executor = fake_device_create();
+    fake_device_state.fail_at = at;
+    const pkv_status status = pkv_engine_create_on(&engine, model, executor, &o, &err);
+    created = fake_device_state.calls < at;
+    if (!created && status == PKV_OK) fail_msg("call %d failed unseen", at);
+    pkv_engine_destroy(engine);
+    assert_int_equal(fake_device_state.live, 0);
+  }
+}
+
+/* A step that fails can be tried again, and the text is the same. */
+static void test_failing_steps(void **state) {
+  (void)state;
+  pkv_event events[64];
+  const pkv_engine_options o = device_options();
+  run_cpu(0.0f);
+  pkv_engine *const engine = device_engine(&o);
+  submit_all(engine, on_device, 0.0f);
+  for (int i = 0; i < 40; i++) {
+    size_t count = 0;
+    pkv_error err = {0};
+    fake_device_state.fail_at = fake_device_state.calls + 1 + i % 9;
+    if (pkv_engine_step(events, 64, &count, engine, &err) == PKV_OK) break;
+    assert_int_equal(err.status, PKV_E_DEVICE);
+    assert_int_equal(count, 0);
+  }
+  fake_device_state.fail_at = 0;
+  (void)drive_all(engine, 10000);
+  same_texts();
+  drive_finish(engine);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_same_text),    cmocka_unit_test(test_same_samples),
+      cmocka_unit_test(test_preempted),    cmocka_unit_test(test_forks),
+      cmocka_unit_test(test_refused),      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_failing_steps)};
+  return cmocka_run_group_tests(tests, open_model, close_model);
+}
