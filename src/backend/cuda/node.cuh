@@ -18,26 +18,10 @@
 #ifndef PKV_CUDA_NODE_CUH
 #define PKV_CUDA_NODE_CUH
 
+#include "backend/cuda/node_hand.cuh"
 #include "backend/cuda/node_state.cuh"
 
-/* Named barriers of the multiplying warpgroups; 0 is the CTA's. */
-#define PKV_NODE_TURN  1 /* + warpgroup */
-#define PKV_NODE_MERGE 3
-
 #ifdef PKV_HAVE_WGMMA
-template <int N> static __device__ __forceinline__ void pkv_registers_more() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(N));
-}
-template <int N> static __device__ __forceinline__ void pkv_registers_less() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(N));
-}
-static __device__ __forceinline__ void pkv_named_sync(int id) {
-  asm volatile("bar.sync %0, 256;\n" ::"r"(id) : "memory");
-}
-static __device__ __forceinline__ void pkv_named_arrive(int id) {
-  asm volatile("bar.arrive %0, 256;\n" ::"r"(id) : "memory");
-}
-
 /* A warpgroup's share of a piece. Tile 0 starts at token `first` and has `odd` tokens where that is
    not 0, tile i at start + 128 i. It takes tiles begin, begin + step .. */
 struct pkv_node_job {
@@ -48,55 +32,14 @@ struct pkv_node_job {
 };
 
 /* One multiplying warpgroup at the pieces of a part. */
-template <typename MMA, int HD> struct pkv_node_consumer {
+template <typename MMA, int HD> struct pkv_node_consumer : pkv_node_hand<HD> {
   typedef pkv_node_config<HD> C;
+  typedef pkv_node_hand<HD> hand;
+  using hand::at, hand::barriers, hand::group, hand::k, hand::k_free, hand::k_pass, hand::k_wait,
+      hand::memory, hand::my_turn, hand::q_free, hand::stage, hand::thread, hand::v, hand::v_free,
+      hand::v_pass, hand::v_wait, hand::your_turn;
   const pkv_cuda_shared_params &s;
-  unsigned char *memory;
-  uint32_t at, barriers; /* of memory; of K, V, query */
-  int group, thread;
-  pkv_ring_at<C::stages> k, v;
   uint32_t q_lap;
-
-  __device__ __forceinline__ void arrive(uint32_t barrier) const {
-    __syncwarp();
-    if ((thread & 31) == 0) pkv_barrier_arrive(barrier);
-  }
-  __device__ __forceinline__ void k_wait() const {
-    pkv_barrier_wait(barriers + k.slot * 8, k.lap);
-  }
-  __device__ __forceinline__ void v_wait() const {
-    pkv_barrier_wait(barriers + C::v_barriers + v.slot * 8, v.lap);
-  }
-  __device__ __forceinline__ void k_free() {
-    arrive(barriers + (C::stages + k.slot) * 8);
-    k.next();
-  }
-  __device__ __forceinline__ void v_free() {
-    arrive(barriers + C::v_barriers + (C::stages + v.slot) * 8);
-    v.next();
-  }
-  __device__ __forceinline__ void q_free() const {
-    arrive(barriers + C::q_barriers + 8);
-  }
-  /* Tiles that are not ours are waited for all the same: no wait is a lap ahead of its barrier. */
-  __device__ __forceinline__ void k_pass() {
-    k_wait();
-    k_free();
-  }
-  __device__ __forceinline__ void v_pass() {
-    v_wait();
-    v_free();
-  }
-  /* Turns at the tensor cores: one multiplies while the other is at its softmax. */
-  __device__ __forceinline__ void my_turn() const {
-    pkv_named_sync(PKV_NODE_TURN + group);
-  }
-  __device__ __forceinline__ void your_turn() const {
-    pkv_named_arrive(PKV_NODE_TURN + 1 - group);
-  }
-  static __device__ __forceinline__ uint64_t stage(int slot) {
-    return (uint64_t)(uint32_t)(slot * (C::tile_bytes >> 4));
-  }
 
   __device__ __forceinline__ pkv_node_job job_of(const pkv_node_piece &piece) const {
     const pkv_cuda_decode_params &p = s.base;
@@ -238,14 +181,14 @@ __global__ void __launch_bounds__(pkv_node_config<HD>::threads, 1)
       pkv_node_feed_query<HD>(s, memory, barriers + C::q_barriers, threadIdx.x - 64);
   } else {
     pkv_registers_more<C::consumer_registers>();
-    pkv_node_consumer<MMA, HD> consumer = {s,
-                                           unaligned + (memory - there),
-                                           memory,
-                                           barriers,
-                                           warp / 4 - 1,
-                                           (int)(threadIdx.x & 127),
-                                           {0, 0},
-                                           {0, 0},
+    pkv_node_consumer<MMA, HD> consumer = {{unaligned + (memory - there),
+                                            memory,
+                                            barriers,
+                                            warp / 4 - 1,
+                                            (int)(threadIdx.x & 127),
+                                            {0, 0},
+                                            {0, 0}},
+                                           s,
                                            0};
     if (consumer.group == 1) consumer.your_turn(); /* the first begins */
     pkv_node_piece piece;
