@@ -134,6 +134,7 @@ typedef struct pkv_dense_prefill_params {
   int64_t out_stride;
   float scale;
   int32_t window; /* 0 = none */
+  float soft_cap; /* of the logits, 0 = none */
 } pkv_dense_prefill_params;
 
 /* How one row's token is chosen: pkv_sampling of the engine's sampling.h, word for word. */

@@ -48,6 +48,9 @@ int gpu_suite_dense(void);
 int gpu_suite_model(void);
 int gpu_suite_steps(void);
 /* With the CUDA runtime. */
+int gpu_suite_few(void);
+int gpu_suite_prefill(void);
+int gpu_suite_sample(void);
 int gpu_suite_perf(void);
 int gpu_suite_status(void);
 

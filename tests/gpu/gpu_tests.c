@@ -49,6 +49,9 @@ static const suite suites[] = {
     {"model", gpu_suite_model, NOT_FAKE},
     {"steps", gpu_suite_steps, NOT_FAKE | WHEN_NAMED},
     {"shared", gpu_suite_shared, NOT_FAKE},
+    {"few", gpu_suite_few, NOT_FAKE},
+    {"prefill", gpu_suite_prefill, NOT_FAKE},
+    {"sample", gpu_suite_sample, NOT_FAKE},
     {"status", gpu_suite_status, NOT_FAKE},
     {"perf", gpu_suite_perf, NOT_FAKE | WHEN_NAMED},
 #endif

@@ -1,0 +1,409 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products of few rows: y[m, n] = x[m, k] w[n, k]^T for m <= 16, at the rate at which w is read.
+ *
+ * Mapping: a tile is 16 rows of w (with a gate 8 of gate and the 8 of up that belong to them); CTAs
+ * take tiles in turn, and a cluster of `split` CTAs shares the elements of a row. A CTA streams its
+ * tiles through a ring of bulk copies, a stage a chunk of all 16 rows; in a stage each warp takes
+ * elements of its own (64, of packed weights 128) and multiplies by m16n8k16, w on the M side and
+ * the rows of x on the N side: one product for 8 rows costs what one row would. The order of
+ * elements inside a product is free, so a lane reads 16 bytes of a row and splits them over two
+ * products; x lies in shared memory in the same order. Warps' sums are added in order at the end of
+ * a tile, CTAs' sums of a cluster through its shared memory, in order too.
+ *
+ * w does not depend on the kernel ahead: the ring is filled before the grid-dependency wait, x is
+ * read after it. So that the kernel behind can do the same, a CTA takes at most half of the shared
+ * memory where x lets it, and half of the registers.
+ *
+ * Shared memory: x[m, k / split] in 16 bits, 10 or 20 KiB of sums, the ring with what is left of
+ * 112 KiB (stages of 17 KiB; packed 18 to 34), at least 2 stages. Bytes read: those of w once, x
+ * once a CTA from L2. Packed weights: x is scaled by a power of two a row, so that f16 holds it.
+ */
+#ifndef PKV_CUDA_DENSE_FEW_CUH
+#define PKV_CUDA_DENSE_FEW_CUH
+
+#include "backend/cuda/cluster.cuh"
+#include "backend/cuda/dense_few.h"
+#include "backend/cuda/dense_packed.cuh"
+
+#define PKV_FEW_PITCH 20 /* floats between columns of the sums: no bank conflicts */
+
+static __device__ __forceinline__ void pkv_bulk_copy(uint32_t to, const void *from, uint32_t bytes,
+                                                     uint32_t barrier, uint64_t policy) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+               "[%0], [%1], %2, [%3], %4;\n" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
+               : "memory");
+#endif
+}
+/* Row of w that is row i of a tile. */
+static __device__ __forceinline__ int pkv_few_source(const pkv_few_args &a, int tile, int i) {
+  if (a.gate == PKV_DENSE_NO_GATE) return tile * 16 + i;
+  return (i < 8 ? 0 : a.n / 2) + tile * 8 + (i & 7);
+}
+static __device__ __forceinline__ bool pkv_few_has(const pkv_few_args &a, int tile, int i) {
+  return a.gate == PKV_DENSE_NO_GATE ? tile * 16 + i < a.n : tile * 8 + (i & 7) < a.n / 2;
+}
+
+/* Weights in 16 bits, row by row. */
+template <typename MMA> struct pkv_few_plain {
+  typedef MMA mma;
+  static constexpr int warps = 8, warp_k = 64, chunk_k = warps * warp_k, step_k = 32;
+  static constexpr int pitch = chunk_k * 2 + 64; /* of a row in a stage: no bank conflicts */
+  static constexpr int stage_bytes = 16 * pitch;
+  static constexpr bool scaled = false;
+
+  /* By a warp: chunk `chunk` of a tile to a stage. */
+  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage,
+                                              uint32_t barrier, int tile, int chunk, int lane,
+                                              uint64_t policy) {
+    const bool mine = lane < 16 && pkv_few_has(a, tile, lane);
+    const uint32_t bytes = (uint32_t)min(chunk_k, a.k - chunk * chunk_k) * 2;
+    const uint32_t rows = (uint32_t)__popc(__ballot_sync(0xffffffffu, mine));
+    if (lane == 0) pkv_barrier_expect(barrier, rows * bytes);
+    __syncwarp();
+    if (mine)
+      pkv_bulk_copy(stage + (uint32_t)(lane * pitch),
+                    a.w + (int64_t)pkv_few_source(a, tile, lane) * a.w_step +
+                        (int64_t)chunk * chunk_k * 2,
+                    bytes, barrier, policy);
+  }
+  /* Place of x's elements 8 j .. 8 j + 7: line (of 4 places of 16 bytes) and place. */
+  static __device__ __forceinline__ void place(int j, int *line, int *at) {
+    *line = j >> 2;
+    *at = j & 3;
+  }
+  template <int NB>
+  static __device__ __forceinline__ void
+  multiply(float (*acc)[4], const pkv_few_args &a, const unsigned char *stage,
+           const unsigned char *x, int chunk, int first_chunk, int warp, int lane) {
+    const unsigned char *row = stage + lane / 4 * pitch + warp * warp_k * 2 + (lane & 3) * 16;
+#pragma unroll
+    for (int s = 0; s < warp_k / step_k; ++s) {
+      const int k = chunk * chunk_k + warp * warp_k + s * step_k;
+      if (k >= a.k) break;
+      const uint4 low = *(const uint4 *)(row + s * 64);
+      const uint4 high = *(const uint4 *)(row + s * 64 + 8 * pitch);
+      const uint32_t first[4] = {low.x, high.x, low.y, high.y};
+      const uint32_t second[4] = {low.z, high.z, low.w, high.w};
+      const int line = k / step_k - first_chunk * (chunk_k / step_k);
+#pragma unroll
+      for (int b = 0; b < NB; ++b) {
+        const int col = b * 8 + lane / 4;
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (col < a.m) v = *(const uint4 *)(x + (line * a.m + col) * 64 + (lane & 3) * 16);
+        MMA::mma(acc[b], first, v.x, v.y);
+        MMA::mma(acc[b], second, v.z, v.w);
+      }
+    }
+  }
+};
+
+/* Packed weights: a stage is a run of cells of two strips. */
+template <int TYPE> struct pkv_few_packed {
+  typedef pkv_half_type mma;
+  typedef pkv_pack_of<TYPE> L;
+  /* Of codes of 4 bits two warps a scheduler would not do. */
+  static constexpr int warps = L::codes > 16 ? 8 : 16, warp_k = PKV_PACK_HALF;
+  static constexpr int chunk_k = warps * warp_k, step_k = 32;
+  static constexpr int cells = chunk_k / L::cell_k, strip_bytes = cells * L::cell_bytes;
+  static constexpr int stage_bytes = 2 * strip_bytes;
+  static constexpr bool scaled = true;
+
+  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage,
+                                              uint32_t barrier, int tile, int chunk, int lane,
+                                              uint64_t policy) {
+    const bool mine = lane < 2 && pkv_few_has(a, tile, 8 * lane);
+    const int all = (a.k + L::cell_k - 1) / L::cell_k;
+    const uint32_t bytes = (uint32_t)(min(cells, all - chunk * cells) * L::cell_bytes);
+    const uint32_t strips = (uint32_t)__popc(__ballot_sync(0xffffffffu, mine));
+    if (lane == 0) pkv_barrier_expect(barrier, strips * bytes);
+    __syncwarp();
+    if (mine)
+      pkv_bulk_copy(stage + (uint32_t)(lane * strip_bytes),
+                    a.w + (int64_t)(pkv_few_source(a, tile, 8 * lane) / 8) * a.w_step +
+                        (int64_t)chunk * strip_bytes,
+                    bytes, barrier, policy);
+  }
+  /* A lane owns 32 elements of the 128: its 8 j .. are those of the four lines in turn. */
+  static __device__ __forceinline__ void place(int j, int *line, int *at) {
+    *line = (j >> 4) * 4 + (j & 3);
+    *at = j >> 2 & 3;
+  }
+  template <int NB, int J>
+  static __device__ __forceinline__ void eight(float (*acc)[4], const pkv_packed<TYPE> &low,
+                                               const pkv_packed<TYPE> &high, const unsigned char *x,
+                                               int m, int lane) {
+    uint32_t p[4], q[4];
+    low.template eight<J>(p);
+    high.template eight<J>(q);
+    const uint32_t first[4] = {p[0], q[0], p[1], q[1]}, second[4] = {p[2], q[2], p[3], q[3]};
+#pragma unroll
+    for (int b = 0; b < NB; ++b) {
+      const int col = b * 8 + lane / 4;
+      uint4 v = make_uint4(0, 0, 0, 0);
+      if (col < m) v = *(const uint4 *)(x + (J * m + col) * 64 + (lane & 3) * 16);
+      mma::mma(acc[b], first, v.x, v.y);
+      mma::mma(acc[b], second, v.z, v.w);
+    }
+  }
+  template <int NB>
+  static __device__ __forceinline__ void
+  multiply(float (*acc)[4], const pkv_few_args &a, const unsigned char *stage,
+           const unsigned char *x, int chunk, int first_chunk, int warp, int lane) {
+    const int k = chunk * chunk_k + warp * warp_k;
+    if (k >= a.k) return;
+    const int cell = warp * warp_k / L::cell_k, half = warp % L::halves;
+    pkv_packed<TYPE> low, high;
+    low.load(stage + cell * L::cell_bytes, half, lane);
+    high.load(stage + strip_bytes + cell * L::cell_bytes, half, lane);
+    const unsigned char *lines = x + (k / step_k - first_chunk * (chunk_k / step_k)) * a.m * 64;
+    eight<NB, 0>(acc, low, high, lines, a.m, lane);
+    eight<NB, 1>(acc, low, high, lines, a.m, lane);
+    if constexpr (pkv_packed<TYPE>::bytes) {
+      low.load_codes(stage + cell * L::cell_bytes, half, lane, 1);
+      high.load_codes(stage + strip_bytes + cell * L::cell_bytes, half, lane, 1);
+    }
+    eight<NB, 2>(acc, low, high, lines, a.m, lane);
+    eight<NB, 3>(acc, low, high, lines, a.m, lane);
+  }
+};
+
+/* The largest magnitude in four pairs of bf16, as their bits. */
+static __device__ __forceinline__ uint32_t pkv_few_largest(uint4 v) {
+  const uint32_t a = __vmaxu2(v.x & 0x7fff7fffu, v.y & 0x7fff7fffu);
+  const uint32_t b = __vmaxu2(v.z & 0x7fff7fffu, v.w & 0x7fff7fffu);
+  const uint32_t c = __vmaxu2(a, b);
+  return max(c & 0xffffu, c >> 16);
+}
+/* 2^(14 - e) for a largest magnitude of 2^e, as bf16 bits: x times it fits f16. */
+static __device__ __forceinline__ float pkv_few_scale(uint32_t largest) {
+  const int e = (int)(largest >> 7);
+  return __uint_as_float((uint32_t)min(254, 127 + 14 + 127 - max(e, 14)) << 23);
+}
+static __device__ __forceinline__ uint32_t pkv_few_half(uint32_t pair, float scale) {
+  const float lo = __uint_as_float(pair << 16) * scale;
+  const float hi = __uint_as_float(pair & 0xffff0000u) * scale;
+  return pkv_half_type::pack(lo, hi);
+}
+
+/* A row's largest magnitude over the lanes that have it. Rows are in order along the lanes. */
+static __device__ __forceinline__ void pkv_few_collect(uint32_t *largest, int row, uint32_t v,
+                                                       int lane) {
+  const int first = __shfl_sync(0xffffffffu, row, 0), last = __shfl_sync(0xffffffffu, row, 31);
+  if (first == last) {
+    v = __reduce_max_sync(0xffffffffu, v);
+    if (lane == 0) atomicMax(largest + row, v);
+  } else {
+    atomicMax(largest + row, v);
+  }
+}
+
+/* x's rows, elements 8 first .. 8 end - 1, to shared memory; past k zeros. largest: of each row, in
+   bf16's bits, only where W scales. */
+template <typename W>
+static __device__ __forceinline__ void pkv_few_stage(unsigned char *x, uint32_t *largest,
+                                                     const pkv_few_args &a, int first, int end) {
+  constexpr int threads = W::warps * 32, batch = 4;
+  const int runs = end - first, total = runs * a.m, lane = threadIdx.x & 31;
+  const bool scales = W::scaled && a.act == PKV_DTYPE_BF16;
+  for (int base = (int)threadIdx.x - lane; base < total; base += batch * threads) {
+    uint4 v[batch];
+    int rows[batch];
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int at = base + i * threads + lane;
+      v[i] = make_uint4(0, 0, 0, 0);
+      rows[i] = min(at, total - 1) / runs;
+      const int j = first + at - rows[i] * runs;
+      if (at < total && 8 * j < a.k)
+        v[i] = __ldcg((const uint4 *)((const uint16_t *)a.x + rows[i] * a.x_stride + 8 * j));
+    }
+#pragma unroll
+    for (int i = 0; i < batch; ++i) {
+      const int at = base + i * threads + lane;
+      int line, place;
+      W::place(at - rows[i] * runs, &line, &place);
+      if (at < total) *(uint4 *)(x + (line * a.m + rows[i]) * 64 + place * 16) = v[i];
+      if (scales && base + i * threads < total)
+        pkv_few_collect(largest, rows[i], pkv_few_largest(v[i]), lane);
+    }
+  }
+}
+/* The same places, from bf16 to f16. */
+template <typename W>
+static __device__ __forceinline__ void pkv_few_convert(unsigned char *x, const uint32_t *largest,
+                                                       const pkv_few_args &a, int runs) {
+  for (int at = threadIdx.x; at < runs * a.m; at += W::warps * 32) {
+    uint4 *const v = (uint4 *)(x + at * 16);
+    const float scale = pkv_few_scale(largest[at / 4 % a.m]);
+    *v = make_uint4(pkv_few_half(v->x, scale), pkv_few_half(v->y, scale), pkv_few_half(v->z, scale),
+                    pkv_few_half(v->w, scale));
+  }
+}
+
+/* f(gate) * up. */
+static __device__ __forceinline__ float pkv_few_gated(int gate, float g, float up) {
+  const float t =
+      gate == PKV_DENSE_SILU ? g : g * fmaf(g * g, 0.07135481282745f, 1.59576912160573071f);
+  return g / (1.0f + expf(-t)) * up;
+}
+
+/* Where a thread's output of a tile goes. */
+static __device__ __forceinline__ void pkv_few_store(const pkv_few_args &a, int64_t at, float v,
+                                                     float before) {
+  if (a.y_f32)
+    ((float *)a.y)[at] = before + v;
+  else if (a.act == PKV_DTYPE_BF16)
+    ((__nv_bfloat16 *)a.y)[at] = __float2bfloat16_rn(v);
+  else
+    ((__half *)a.y)[at] = __float2half_rn(v);
+}
+
+/* The end of a tile: sums of warps and CTAs, and what is made of them. */
+template <typename W, int NB> struct pkv_few_finish {
+  const pkv_few_args &a;
+  float *sums, *parts; /* [warps, 8 NB, PITCH]; [2, 16 * 8 NB] */
+  const uint32_t *largest;
+  int rank;
+
+  static __device__ __forceinline__ bool busy() {
+    return threadIdx.x < 128 * NB;
+  }
+  /* Column (row of x) and row of the tile that are this thread's. */
+  static __device__ __forceinline__ int col() {
+    return threadIdx.x >> 4;
+  }
+  static __device__ __forceinline__ int row() {
+    return threadIdx.x & 15;
+  }
+  __device__ __forceinline__ bool stores(int tile) const {
+    const int finisher = a.split > 1 ? tile & (a.split - 1) : 0;
+    if (!busy() || col() >= a.m || rank != finisher) return false;
+    return pkv_few_has(a, tile, row()) && (a.gate == PKV_DENSE_NO_GATE || row() < 8);
+  }
+  __device__ __forceinline__ int64_t place(int tile) const {
+    const int width = a.gate == PKV_DENSE_NO_GATE ? 16 : 8;
+    return col() * a.y_stride + tile * width + row();
+  }
+  /* What y holds, read while the tile is multiplied. */
+  __device__ __forceinline__ float before(int tile) const {
+    return a.accumulate && stores(tile) ? __ldcg((const float *)a.y + place(tile)) : 0.0f;
+  }
+  __device__ __forceinline__ void put(const float (*acc)[4], int warp, int lane) const {
+    float *const mine = sums + warp * 8 * NB * PKV_FEW_PITCH + lane / 4;
+#pragma unroll
+    for (int b = 0; b < NB; ++b)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        mine[(b * 8 + 2 * (lane & 3) + (i & 1)) * PKV_FEW_PITCH + 8 * (i >> 1)] = acc[b][i];
+  }
+  __device__ __forceinline__ void operator()(int tile, int parity, float old) const {
+    float v = 0.0f;
+    if (busy()) {
+#pragma unroll
+      for (int w = 0; w < W::warps; ++w)
+        v += sums[(w * 8 * NB + col()) * PKV_FEW_PITCH + row()];
+      if (W::scaled && a.act == PKV_DTYPE_BF16) v *= __frcp_rn(pkv_few_scale(largest[col()]));
+    }
+    if (a.split > 1) {
+      float *const mine = parts + parity * 128 * NB + threadIdx.x;
+      if (busy()) *mine = v;
+      pkv_cluster_sync();
+      if (busy() && rank == (tile & (a.split - 1))) {
+        v = 0.0f;
+        for (int r = 0; r < a.split; ++r)
+          v += pkv_cluster_word(mine, r);
+      }
+    }
+    if (a.gate != PKV_DENSE_NO_GATE && busy())
+      v = pkv_few_gated(a.gate, v, __shfl_xor_sync(0xffffffffu, v, 8));
+    if (stores(tile)) pkv_few_store(a, place(tile), v, old);
+  }
+};
+
+template <typename W, int NB>
+__global__ void __launch_bounds__(W::warps * 32, 2)
+    dense_few(const __grid_constant__ pkv_few_args a) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char memory[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  const int rank = a.split > 1 ? (int)pkv_cluster_rank() : 0;
+  const int first_tile = (int)blockIdx.x / a.split, step = (int)gridDim.x / a.split;
+  const int first = a.chunks * rank / a.split, end = a.chunks * (rank + 1) / a.split;
+  const uint32_t barriers = (uint32_t)__cvta_generic_to_shared(memory);
+  uint32_t *const largest = (uint32_t *)(memory + PKV_FEW_LARGEST_AT);
+  float *const sums = (float *)(memory + PKV_FEW_SUMS_AT);
+  float *const parts = sums + W::warps * 8 * NB * PKV_FEW_PITCH;
+  unsigned char *const x = (unsigned char *)(parts + (a.split > 1 ? 2 * 128 * NB : 0));
+  unsigned char *const ring = memory + a.ring_at;
+  const uint32_t ring_at = barriers + (uint32_t)a.ring_at;
+  const uint64_t policy = pkv_read_once();
+  const pkv_few_finish<W, NB> finish = {a, sums, parts, largest, rank};
+
+  if (threadIdx.x < (unsigned)a.stages) {
+    pkv_barrier_init(barriers + threadIdx.x * 8, 1);
+    pkv_barrier_open();
+  }
+  if (threadIdx.x < 16) largest[threadIdx.x] = 0;
+  __syncthreads();
+  pkv_grid_release();
+  int fill_tile = first_tile, fill_chunk = first;
+  auto fill = [&](int stage) {
+    if (fill_tile >= a.tiles) return;
+    W::fill(a, ring_at + (uint32_t)(stage * W::stage_bytes), barriers + stage * 8, fill_tile,
+            fill_chunk, lane, policy);
+    if (++fill_chunk == end) {
+      fill_chunk = first;
+      fill_tile += step;
+    }
+  };
+  if (warp == 0)
+    for (int i = 0; i < a.stages; ++i)
+      fill(i);
+  pkv_grid_wait();
+
+  constexpr int runs = W::chunk_k / 8;
+  const int end_run = min(end * runs, (a.k + 127) / 128 * 16);
+  pkv_few_stage<W>(x, largest, a, first * runs, end_run);
+  __syncthreads();
+  if (W::scaled && a.act == PKV_DTYPE_BF16) {
+    pkv_few_convert<W>(x, largest, a, end_run - first * runs);
+    __syncthreads();
+  }
+
+  int stage = 0, parity = 0;
+  uint32_t lap = 0;
+  for (int tile = first_tile; tile < a.tiles; tile += step, parity ^= 1) {
+    const float old = finish.before(tile);
+    float acc[NB][4];
+#pragma unroll
+    for (int i = 0; i < 4 * NB; ++i)
+      acc[i / 4][i & 3] = 0.0f;
+    for (int chunk = first; chunk < end; ++chunk) {
+      pkv_barrier_wait(barriers + stage * 8, lap);
+      W::template multiply<NB>(acc, a, ring + stage * W::stage_bytes, x, chunk, first, warp, lane);
+      __syncthreads();
+      if (warp == 0) fill(stage);
+      if (++stage == a.stages) {
+        stage = 0;
+        lap ^= 1;
+      }
+    }
+    finish.put(acc, warp, lane);
+    __syncthreads();
+    finish(tile, parity, old);
+  }
+  if (a.split > 1) pkv_cluster_sync(); /* nobody leaves while others read here */
+#endif
+}
+
+#define PKV_FEW_SET(name, W)                                                                       \
+  extern "C" const pkv_few_set name;                                                               \
+  const pkv_few_set name = {{(const void *)dense_few<W, 1>, (const void *)dense_few<W, 2>},        \
+                            W::warps,                                                              \
+                            W::chunk_k,                                                            \
+                            W::stage_bytes};
+
+#endif

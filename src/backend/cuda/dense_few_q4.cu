@@ -1,0 +1,7 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Products of few rows: one file of their kernels. */
+#include "backend/cuda/dense_few.cuh"
+
+PKV_FEW_SET(pkv_few_q4_0, pkv_few_packed<PKV_WTYPE_Q4_0>)
+PKV_FEW_SET(pkv_few_q4_1, pkv_few_packed<PKV_WTYPE_Q4_1>)
+PKV_FEW_SET(pkv_few_q4_k, pkv_few_packed<PKV_WTYPE_Q4_K>)
