@@ -11,6 +11,7 @@ extern const pkv_command pkv_command_bench_model;
 extern const pkv_command pkv_command_bench_paper;
 extern const pkv_command pkv_command_bench_policy;
 extern const pkv_command pkv_command_bench_sched;
+extern const pkv_command pkv_command_bench_serve;
 extern const pkv_command pkv_command_calibrate;
 extern const pkv_command pkv_command_explain;
 extern const pkv_command pkv_command_doctor;

@@ -27,6 +27,7 @@ const pkv_command *const pkv_commands[] = {
     &pkv_command_bench_paper,
     &pkv_command_bench_policy,
     &pkv_command_bench_sched,
+    &pkv_command_bench_serve,
     &pkv_command_calibrate,
     &pkv_command_explain,
     &pkv_command_doctor,
