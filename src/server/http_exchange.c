@@ -35,6 +35,17 @@ static const struct {
     [PKV_ROUTE_LLAMA] = {"/completion", "POST", false, false},
 };
 
+/* The same under other names, as clients of llama-server know them. */
+static const struct {
+  const char *path;
+  pkv_http_route route;
+} aliases[] = {
+    {"/v1/health", PKV_ROUTE_HEALTH},
+    {"/models", PKV_ROUTE_MODELS},
+    {"/completions", PKV_ROUTE_LLAMA},
+    {"/chat/completions", PKV_ROUTE_CHAT},
+};
+
 static pkv_connection *connection_of(struct MHD_Connection *http) {
   const union MHD_ConnectionInfo *const info =
       MHD_get_connection_info(http, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
@@ -271,6 +282,8 @@ static void set_request_id(pkv_exchange *x) {
 
 static bool find_route(pkv_exchange *x, pkv_api_error *error, const char *url, const char *method,
                        const char **allow) {
+  for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+    if (strcmp(url, aliases[i].path) == 0) url = routes[aliases[i].route].path;
   for (int i = 0; i < PKV_ROUTE_NONE; i++) {
     if (strcmp(url, routes[i].path) != 0) continue;
     x->route = (pkv_http_route)i;
@@ -282,6 +295,18 @@ static bool find_route(pkv_exchange *x, pkv_api_error *error, const char *url, c
   return pkv_api_refuse(error, 404, "not_found", "", "there is nothing at this path");
 }
 
+/* Which key the request has, in Authorization or, as other clients send it, X-Api-Key. */
+static int32_t find_key(const pkv_exchange *x) {
+  const pkv_api_keys *const keys = &x->connection->server->keys;
+  const char *const header = header_of(x, MHD_HTTP_HEADER_AUTHORIZATION);
+  const char *const bare = header_of(x, "X-Api-Key");
+  char as_bearer[PKV_KEY_BYTES + 16];
+  if (header != NULL || bare == NULL || strlen(bare) >= PKV_KEY_BYTES)
+    return pkv_api_keys_find(keys, header);
+  (void)snprintf(as_bearer, sizeof as_bearer, "Bearer %s", bare);
+  return pkv_api_keys_find(keys, as_bearer);
+}
+
 /* Who asks, and whom. */
 static bool check_who(pkv_exchange *x, pkv_api_error *error) {
   const pkv_server *const server = x->connection->server;
@@ -290,7 +315,7 @@ static bool check_who(pkv_exchange *x, pkv_api_error *error) {
   if (hosts[1] || !good_host(server, header_of(x, MHD_HTTP_HEADER_HOST)))
     return pkv_api_refuse(error, 400, "bad_host", "", "the Host header does not name this server");
   const bool open = x->route != PKV_ROUTE_NONE && routes[x->route].open;
-  x->key = pkv_api_keys_find(&server->keys, header_of(x, "Authorization"));
+  x->key = find_key(x);
   if (!open && x->key < 0)
     return pkv_api_refuse(error, 401, "invalid_api_key", "",
                           "this server needs a key: Authorization: Bearer KEY");

@@ -16,6 +16,7 @@ import argparse
 import functools
 import itertools
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -561,9 +562,14 @@ def main():
     names = args.suite or list(suites())
     lines, reasons = table(Kind(args.kind), args.all, names)
     text = HEAD + lines + reasons
+    rest = ""
+    if args.write and os.path.exists(args.write):
+        with open(args.write, encoding="utf-8") as f:  # what others wrote behind it stays
+            kept = f.read().partition("\n# Compatibility with llama-server\n")
+        rest = "".join(kept[1:])
     if args.write:
         with open(args.write, "w", encoding="utf-8") as f:
-            f.write(text)
+            f.write(text + rest)
     else:
         print(text)
 
