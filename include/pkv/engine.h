@@ -278,21 +278,43 @@ PKV_API void pkv_engine_destroy(pkv_engine *engine);
 #define PKV_MAX_STOPS        16
 #define PKV_MAX_STOP_BYTES   256
 #define PKV_MAX_LOGIT_BIAS   1024
+#define PKV_MAX_CONSTRAINTS  64
 
-/* What an answer's text has to be. Immutable: share freely, also between engines of the model,
-   which has to outlive it. */
-typedef struct pkv_constraint pkv_constraint;
 /*
- * One JSON object and nothing else (at most 64 levels, 20 blanks in a row, numbers of 15 digits).
- * An answer that completes it ends with PKV_FINISH_STOP; max_tokens may still cut it, and one that
- * no token can continue ends with PKV_FINISH_ERROR. Holds a copy of every token's text: make one
- * and keep it. Any thread.
+ * What an answer's text has to be. Immutable: share freely, also between engines of the model,
+ * which has to outlive it. Made on any thread, bounded in time and memory (docs/constraints.md).
+ * An answer ends with PKV_FINISH_STOP where its text is complete and nothing can follow, or where
+ * the model ends it and it may end. max_tokens may still cut it; one that no token can continue
+ * ends with PKV_FINISH_ERROR.
  */
+typedef struct pkv_constraint pkv_constraint;
+/* One JSON object, nothing else (at most 64 levels, 20 blanks in a row, numbers of 15 digits). */
 PKV_API PKV_MUST_CHECK pkv_status pkv_constraint_create_json(pkv_constraint **out,
                                                              const pkv_model *model,
                                                              const pkv_allocator *allocator,
                                                              pkv_error *err);
-/* After the requests that use it. NULL is allowed. */
+/*
+ * A grammar in llama.cpp's language (GBNF), from its rule `root`. E_FORMAT: not such a grammar,
+ * with line and column; E_INVALID: left recursion, or no text satisfies it; E_UNSUPPORTED: rules
+ * over tokens; E_LIMIT: too large.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_constraint_create_grammar(pkv_constraint **out,
+                                                                const pkv_model *model,
+                                                                const char *text, size_t bytes,
+                                                                const pkv_allocator *allocator,
+                                                                pkv_error *err);
+/*
+ * One JSON text that satisfies a JSON schema, written with its properties in the schema's order.
+ * E_FORMAT: no JSON; E_INVALID: not a schema, or nothing satisfies it; E_UNSUPPORTED: a keyword
+ * that is not carried out, by name: none is ignored; E_LIMIT: too large. Errors name places by
+ * keyword and number and hold nothing else of the schema.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_constraint_create_schema(pkv_constraint **out,
+                                                               const pkv_model *model,
+                                                               const char *schema, size_t bytes,
+                                                               const pkv_allocator *allocator,
+                                                               pkv_error *err);
+/* Requests that use it keep it. NULL is allowed. */
 PKV_API void pkv_constraint_destroy(pkv_constraint *constraint);
 
 typedef struct pkv_logit_bias {
@@ -339,9 +361,11 @@ typedef struct pkv_request {
   /* Only requests of one salt share pages: a client's own number keeps its prompts from others'
      timing. */
   uint64_t cache_salt;
-  uint64_t adapter;                 /* stands for what else changes K and V; like a salt */
-  int32_t priority;                 /* for orders that know one: lower is more urgent */
-  const pkv_constraint *constraint; /* borrowed until the last event, or NULL */
+  uint64_t adapter; /* stands for what else changes K and V; like a salt */
+  int32_t priority; /* for orders that know one: lower is more urgent */
+  /* Kept until the last event, or NULL. With it, end tokens come only where the text may end, and
+     with ignore_end never. At most PKV_MAX_CONSTRAINTS different ones at once (E_LIMIT). */
+  const pkv_constraint *constraint;
 } pkv_request;
 #define PKV_REQUEST_INIT                                                                           \
   {                                                                                                \

@@ -1,105 +1,152 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The texts of all tokens in one run of bytes, so that a step walks memory in order. */
 #include "engine/constraint.h"
 
-#include <math.h>
-#include <string.h>
+#include <stdatomic.h>
 
-#include "base/alloc.h"
 #include "base/status.h"
+#include "grammar/grammar_text.h"
+#include "grammar/schema.h"
 #include "model/model.h"
+
+typedef struct shared_count {
+  atomic_int users;
+} shared_count;
 
 struct pkv_constraint {
   pkv_allocator allocator;
   const pkv_model *model;
-  int32_t vocab;
-  size_t *start; /* [vocab + 1] */
-  char *bytes;
-  size_t size;
+  const pkv_token_trie *trie;
+  pkv_program program;
+  shared_count *count; /* apart: the rest never changes */
 };
 
-/* Bytes of all texts; with `to` they are copied, and the starts are set. */
-static pkv_status gather(size_t *size, pkv_constraint *c, bool copy, pkv_error *err) {
-  size_t at = 0;
-  for (int32_t i = 0; i < c->vocab; i++) {
-    const char *text = NULL;
-    size_t bytes = 0;
-    PKV_TRY(pkv_token_text(&text, &bytes, c->model, i, 0, err));
-    c->start[i] = at;
-    if (copy && bytes > 0) memcpy(c->bytes + at, text, bytes);
-    at += bytes;
-  }
-  c->start[c->vocab] = *size = at;
-  return PKV_OK;
+static void destroy(pkv_constraint *c) {
+  const pkv_allocator a = c->allocator;
+  pkv_program_deinit(&c->program);
+  pkv_free(&a, c->count, sizeof *c->count);
+  pkv_free(&a, c, sizeof *c);
 }
 
-static pkv_status fill(pkv_constraint *c, pkv_error *err) {
-  c->start = pkv_alloc(&c->allocator, ((size_t)c->vocab + 1) * sizeof *c->start);
-  PKV_CHECK(err, c->start != NULL, PKV_E_NOMEM, "no memory for %d tokens", (int)c->vocab);
-  PKV_TRY(gather(&c->size, c, false, err));
-  c->bytes = pkv_alloc(&c->allocator, c->size + 1);
-  PKV_CHECK(err, c->bytes != NULL, PKV_E_NOMEM, "no memory for %zu bytes of tokens", c->size);
-  return gather(&c->size, c, true, err);
+static pkv_status fill(pkv_constraint *c, const pkv_syntax *tree, pkv_error *err) {
+  c->count = pkv_alloc_zeroed(&c->allocator, 1, sizeof *c->count);
+  PKV_CHECK(err, c->count != NULL, PKV_E_NOMEM, "no memory for a constraint");
+  atomic_init(&c->count->users, 1);
+  PKV_TRY(pkv_model_trie(&c->trie, c->model, err));
+  return pkv_program_create(&c->program, tree, &c->allocator, err);
 }
 
-pkv_status pkv_constraint_create_json(pkv_constraint **out, const pkv_model *model,
-                                      const pkv_allocator *allocator, pkv_error *err) {
-  PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
-  *out = NULL;
-  PKV_CHECK(err, model != NULL, PKV_E_INVALID, "model is NULL");
-  const pkv_tokenizer *const tokenizer = pkv_model_tokenizer(model);
-  PKV_CHECK(err, tokenizer != NULL, PKV_E_UNSUPPORTED, "the model has no tokenizer");
+pkv_status pkv_constraint_create_tree(pkv_constraint **out, const pkv_model *model,
+                                      const pkv_syntax *tree, const pkv_allocator *allocator,
+                                      pkv_error *err) {
   const pkv_allocator a = pkv_allocator_or_default(allocator);
+  *out = NULL;
+  PKV_CHECK(err, tree->status == PKV_OK, tree->status, "%s", tree->error.text);
   pkv_constraint *const c = pkv_alloc_zeroed(&a, 1, sizeof *c);
   PKV_CHECK(err, c != NULL, PKV_E_NOMEM, "no memory for a constraint");
   c->allocator = a;
   c->model = model;
-  c->vocab = pkv_tokenizer_vocab_used(tokenizer);
-  const pkv_status status = fill(c, err);
+  c->program.allocator = a;
+  const pkv_status status = fill(c, tree, err);
   if (status != PKV_OK) {
-    pkv_constraint_destroy(c);
+    destroy(c);
     return status;
   }
   *out = c;
   return PKV_OK;
 }
 
+/* Fills a tree from text. */
+typedef void read_fn(pkv_syntax *tree, const char *text, size_t bytes, const pkv_allocator *a);
+
+static pkv_status create(pkv_constraint **out, const pkv_model *model, read_fn *read,
+                         const char *text, size_t bytes, const pkv_allocator *allocator,
+                         pkv_error *err) {
+  pkv_syntax tree;
+  PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
+  *out = NULL;
+  PKV_CHECK(err, model != NULL, PKV_E_INVALID, "model is NULL");
+  PKV_CHECK(err, text != NULL, PKV_E_INVALID, "text is NULL");
+  PKV_CHECK(err, pkv_model_tokenizer(model) != NULL, PKV_E_UNSUPPORTED,
+            "the model has no tokenizer");
+  pkv_syntax_init(&tree, allocator);
+  read(&tree, text, bytes, allocator);
+  const pkv_status status = pkv_constraint_create_tree(out, model, &tree, allocator, err);
+  pkv_syntax_deinit(&tree);
+  return status;
+}
+
+static void set_root(pkv_syntax *tree, int32_t node) {
+  tree->root = pkv_syntax_new_rule(tree, 0);
+  pkv_syntax_define(tree, tree->root, node);
+}
+
+static void read_json(pkv_syntax *tree, const char *text, size_t bytes, const pkv_allocator *a) {
+  pkv_json_rules rules;
+  (void)text;
+  (void)bytes;
+  (void)a;
+  pkv_json_rules_init(&rules, tree);
+  set_root(tree, pkv_syntax_join(tree, pkv_json_blanks(&rules),
+                                 pkv_json_object(&rules, PKV_JSON_LEVELS)));
+}
+
+static void read_grammar(pkv_syntax *tree, const char *text, size_t bytes, const pkv_allocator *a) {
+  (void)a;
+  pkv_grammar_read(tree, text, bytes);
+}
+
+static void read_schema(pkv_syntax *tree, const char *text, size_t bytes, const pkv_allocator *a) {
+  pkv_json_rules rules;
+  json_t *const schema = pkv_schema_parse(tree, text, bytes);
+  if (schema == NULL) return;
+  pkv_json_rules_init(&rules, tree);
+  set_root(tree, pkv_schema_read(&rules, schema, a));
+  json_decref(schema);
+}
+
+pkv_status pkv_constraint_create_json(pkv_constraint **out, const pkv_model *model,
+                                      const pkv_allocator *allocator, pkv_error *err) {
+  return create(out, model, read_json, "", 0, allocator, err);
+}
+
+pkv_status pkv_constraint_create_grammar(pkv_constraint **out, const pkv_model *model,
+                                         const char *text, size_t bytes,
+                                         const pkv_allocator *allocator, pkv_error *err) {
+  return create(out, model, read_grammar, text, bytes, allocator, err);
+}
+
+pkv_status pkv_constraint_create_schema(pkv_constraint **out, const pkv_model *model,
+                                        const char *schema, size_t bytes,
+                                        const pkv_allocator *allocator, pkv_error *err) {
+  return create(out, model, read_schema, schema, bytes, allocator, err);
+}
+
+void pkv_constraint_release(const pkv_constraint *constraint) {
+  if (constraint == NULL || atomic_fetch_sub(&constraint->count->users, 1) > 1) return;
+  destroy((pkv_constraint *)(uintptr_t)constraint); /* its last user: nobody else sees it */
+}
+
 void pkv_constraint_destroy(pkv_constraint *constraint) {
-  if (constraint == NULL) return;
-  const pkv_allocator a = constraint->allocator;
-  pkv_free(&a, constraint->bytes, constraint->size + 1);
-  pkv_free(&a, constraint->start, ((size_t)constraint->vocab + 1) * sizeof *constraint->start);
-  pkv_free(&a, constraint, sizeof *constraint);
+  pkv_constraint_release(constraint);
+}
+
+const pkv_constraint *pkv_constraint_retain(const pkv_constraint *constraint) {
+  (void)atomic_fetch_add(&constraint->count->users, 1);
+  return constraint;
 }
 
 bool pkv_constraint_fits(const pkv_constraint *constraint, const pkv_model *model) {
   return constraint->model == model;
 }
 
-void pkv_constraint_mask(float *logits, int32_t vocab, const pkv_constraint *constraint,
-                         const pkv_json_state *state) {
-  const pkv_constraint *const c = constraint;
-  bool first[256];
-  for (int b = 0; b < 256; b++) { /* most tokens fall at their first byte */
-    pkv_json_state next = *state;
-    const char byte = (char)b;
-    first[b] = pkv_json_feed(&next, &byte, 1);
-  }
-  for (int32_t i = 0; i < vocab; i++) {
-    const size_t size = i < c->vocab ? c->start[i + 1] - c->start[i] : 0;
-    const char *const text = size > 0 ? c->bytes + c->start[i] : NULL;
-    bool allowed = size > 0 && first[(unsigned char)text[0]];
-    if (allowed && size > 1) {
-      pkv_json_state next = *state;
-      allowed = pkv_json_feed(&next, text, size);
-    }
-    if (!allowed) logits[i] = -INFINITY;
-  }
+const pkv_program *pkv_constraint_program(const pkv_constraint *constraint) {
+  return &constraint->program;
 }
 
-bool pkv_constraint_advance(pkv_json_state *state, const pkv_constraint *constraint,
-                            int32_t token) {
-  const pkv_constraint *const c = constraint;
-  (void)pkv_json_feed(state, c->bytes + c->start[token], c->start[token + 1] - c->start[token]);
-  return pkv_json_done(state);
+const pkv_token_trie *pkv_constraint_trie(const pkv_constraint *constraint) {
+  return constraint->trie;
+}
+
+int64_t pkv_constraint_longest(const pkv_constraint *constraint) {
+  return constraint->program.longest;
 }

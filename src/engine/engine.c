@@ -143,9 +143,13 @@ static pkv_status find_ends(pkv_engine *e, pkv_error *err) {
     count += pkv_model_is_end(e->model, i) != 0;
   if (count == 0) return PKV_OK;
   e->ends = pkv_alloc(&e->allocator, (size_t)count * sizeof *e->ends);
-  PKV_CHECK(err, e->ends != NULL, PKV_E_NOMEM, "no memory for %d end tokens", (int)count);
+  e->end_logits = pkv_alloc(&e->allocator, (size_t)count * sizeof *e->end_logits);
+  e->end_count = count;
+  PKV_CHECK(err, e->ends != NULL && e->end_logits != NULL, PKV_E_NOMEM,
+            "no memory for %d end tokens", (int)count);
+  count = 0;
   for (int32_t i = 0; i < e->vocab; i++)
-    if (pkv_model_is_end(e->model, i) != 0) e->ends[e->end_count++] = i;
+    if (pkv_model_is_end(e->model, i) != 0) e->ends[count++] = i;
   return PKV_OK;
 }
 
@@ -246,6 +250,8 @@ void pkv_engine_destroy(pkv_engine *engine) {
   pkv_sched_destroy(e->sched);
   pkv_free(&a, e->match_pages, (size_t)e->max_pages * sizeof *e->match_pages);
   pkv_free(&a, e->ends, (size_t)e->end_count * sizeof *e->ends);
+  pkv_free(&a, e->end_logits, (size_t)e->end_count * sizeof *e->end_logits);
+  pkv_guides_destroy(e);
   pkv_table_destroy(e->table);
   pkv_prefix_destroy(e->prefix);
   pkv_pool_destroy(e->pool);

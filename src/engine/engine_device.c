@@ -141,6 +141,6 @@ bool pkv_engine_device_reads(const pkv_engine *e, const pkv_seq *s) {
   const bool early = s->known - s->prompt < s->min_tokens;
   const pkv_edit_context context = {s->tokens, s->prompt, s->known, e->ends,
                                     early ? e->end_count : 0};
-  return s->sampling.temperature > 0.0f || s->logprobs || s->scoring || s->constraint != NULL ||
+  return s->sampling.temperature > 0.0f || s->logprobs || s->scoring || s->guide >= 0 ||
          pkv_logit_edit_needed(&s->edit, &context);
 }

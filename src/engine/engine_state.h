@@ -6,6 +6,7 @@
  *   request.c    submitting: what is refused, what a slot holds
  *   queue.c      the lists of waiting and running ones, and the scheduler behind them
  *   admission.c  who runs: prefixes, pages, preemption
+ *   guide.c      constraints: their machines, and which tokens they allow
  *   batch.c      what a step computes: tokens, groups, plans
  *   engine_device.c  weights, cache and forward pass on a device
  *   step.c       one step: the above in order, forward, sampling, events
@@ -71,11 +72,20 @@ typedef struct pkv_seq {
   pkv_sampling sampling;
   pkv_logit_edit edit;
   pkv_stop_match stops;
-  const pkv_constraint *constraint; /* or NULL */
-  pkv_json_state json;
   int64_t started_ns; /* of the step that first computed something of it */
+  int32_t guide;      /* of its constraint; -1 = none */
+  int32_t fed;        /* tokens of the answer that `matched` has seen */
+  pkv_machine_state matched;
   void *user;
 } pkv_seq;
+
+/* A constraint that requests use, or used: carried out with memory of its own. */
+typedef struct pkv_guide {
+  const pkv_constraint *constraint; /* NULL: free */
+  pkv_machine *machine;
+  int32_t users; /* answers that are not ended */
+  int64_t used;  /* when one last came */
+} pkv_guide;
 
 /* Rows of one q_len in the batch of a step. */
 typedef struct pkv_q_class {
@@ -121,6 +131,8 @@ struct pkv_engine {
   pkv_prefix *prefix;   /* NULL without prefix_sharing */
   int32_t *match_pages; /* [max_pages]: what a search found */
   int32_t *ends;        /* [end_count]: tokens that end a turn */
+  float *end_logits;    /* [end_count], for one choice of a token */
+  pkv_guide guides[PKV_MAX_CONSTRAINTS];
   int32_t end_count;
 
   pkv_seq *seqs;              /* [max_requests] */
@@ -221,6 +233,18 @@ pkv_status pkv_engine_device_pool(pkv_engine *engine, pkv_error *err);
 void pkv_engine_device_end(pkv_engine *engine);
 /* Whether the row's token needs its logits on the host. */
 bool pkv_engine_device_reads(const pkv_engine *engine, const pkv_seq *s);
+
+/* guide.c */
+/* Of one more answer; E_LIMIT: too many different ones. May allocate. */
+pkv_status pkv_guide_take(int32_t *guide, pkv_engine *engine, const pkv_constraint *constraint,
+                          pkv_error *err);
+void pkv_guide_leave(pkv_engine *engine, pkv_seq *s);
+void pkv_guides_destroy(pkv_engine *engine);
+/* logits[vocab]: those of tokens that may not follow become -infinity. False: it cannot be told,
+   the grammar is too ambiguous here. */
+bool pkv_guide_mask(float *logits, pkv_engine *engine, pkv_seq *s);
+/* After a token that was allowed: the text is complete and nothing can follow. */
+bool pkv_guide_completes(pkv_engine *engine, pkv_seq *s);
 
 /* batch.c */
 pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_error *err);

@@ -85,6 +85,10 @@ static pkv_status check_lists(const pkv_engine *e, const pkv_request *r, pkv_err
   }
   PKV_CHECK(err, r->constraint == NULL || pkv_constraint_fits(r->constraint, e->model),
             PKV_E_INVALID, "request->constraint was made for another model");
+  const int64_t longest = r->constraint != NULL ? pkv_constraint_longest(r->constraint) : -1;
+  PKV_CHECK(err, longest < 0 || r->min_tokens <= longest, PKV_E_INVALID,
+            "request->min_tokens is %d, the longest text of its constraint has %lld bytes",
+            (int)r->min_tokens, (long long)longest);
   PKV_CHECK(err, r->stop_count == 0 || pkv_model_tokenizer(e->model) != NULL, PKV_E_UNSUPPORTED,
             "request->stop needs a tokenizer, the model has none");
   return PKV_OK;
@@ -190,8 +194,8 @@ static void fill_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int
   if (r->logit_bias_count > 0)
     memcpy(s->edit.bias, r->logit_bias, (size_t)r->logit_bias_count * sizeof *s->edit.bias);
   pkv_stop_set(&s->stops, r->stop, r->stop_count);
-  s->constraint = r->constraint;
-  pkv_json_begin(&s->json);
+  s->matched = (pkv_machine_state){0, 0};
+  s->fed = 0;
   s->user = r->user;
   pkv_seq_digest(e, s);
 }
@@ -206,8 +210,10 @@ static int32_t free_slot(const pkv_engine *e, int32_t from) {
 /* Answers of a request that could not be queued whole. */
 static void take_back(pkv_engine *e, int64_t id) {
   for (int32_t i = 0; i < e->options.max_requests; i++)
-    if (e->seqs[i].state == PKV_SEQ_WAITING && e->seqs[i].id == id)
+    if (e->seqs[i].state == PKV_SEQ_WAITING && e->seqs[i].id == id) {
+      pkv_guide_leave(e, &e->seqs[i]);
       (void)!pkv_queue_remove(e, i, NULL);
+    }
 }
 
 pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine, const pkv_request *request,
@@ -234,8 +240,10 @@ pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine, const pkv_request 
     s->order = e->next_order++;
     s->choice = c;
     fill_slot(e, s, request, limit);
-    const pkv_status status = pkv_queue_add(e, slot, err);
+    pkv_status status = pkv_guide_take(&s->guide, e, request->constraint, err);
+    if (status == PKV_OK) status = pkv_queue_add(e, slot, err);
     if (status == PKV_OK) continue;
+    pkv_guide_leave(e, s);
     take_back(e, first);
     return status;
   }

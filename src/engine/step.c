@@ -36,6 +36,7 @@ static pkv_status end_request(pkv_engine *e, int32_t slot, pkv_finish finish, pk
   e->stats.failed += finish == PKV_FINISH_ERROR;
   e->stats.stopped += finish == PKV_FINISH_STOP;
   if (s->state == PKV_SEQ_RUNNING) status = pkv_engine_leave(e, slot, err);
+  pkv_guide_leave(e, s);
   const pkv_status removed = pkv_queue_remove(e, slot, err);
   return status != PKV_OK ? status : removed;
 }
@@ -108,17 +109,17 @@ static pkv_status echo_plain(pkv_engine *e, pkv_event_sink *sink, pkv_error *err
 }
 
 /* The next token by the request's own rules, or -1 when the logits allow none. */
-static int32_t choose_token(pkv_engine *e, const pkv_seq *s, int32_t row, const float *logits) {
+static int32_t choose_token(pkv_engine *e, pkv_seq *s, int32_t row, const float *logits) {
   if (logits == NULL) return e->sampled[row];
   const bool early = s->known - s->prompt < s->min_tokens;
   const pkv_edit_context context = {s->tokens, s->prompt, s->known, e->ends,
                                     early ? e->end_count : 0};
   float max = 0.0f;
-  if (!pkv_logit_edit_needed(&s->edit, &context) && s->constraint == NULL)
+  if (!pkv_logit_edit_needed(&s->edit, &context) && s->guide < 0)
     return pkv_sample(logits, e->vocab, &s->sampling, s->known, &e->scratch);
   if (!pkv_logits_max(&max, logits, e->vocab)) return -1;
   pkv_logit_edit_apply(e->edited, logits, e->vocab, &s->edit, &context, e->counts);
-  if (s->constraint != NULL) pkv_constraint_mask(e->edited, e->vocab, s->constraint, &s->json);
+  if (s->guide >= 0 && !pkv_guide_mask(e->edited, e, s)) return -1;
   return pkv_sample_edited(e->edited, e->vocab, &s->sampling, s->known, &e->scratch);
 }
 
@@ -148,8 +149,7 @@ static pkv_status sample_token(pkv_engine *e, int32_t row, const float *logits,
   fill_logprobs(e, s, logits, event);
   s->tokens[s->known++] = token;
   e->stats.generated_tokens++;
-  const bool complete =
-      s->constraint != NULL && pkv_constraint_advance(&s->json, s->constraint, token);
+  const bool complete = s->guide >= 0 && pkv_guide_completes(e, s);
   const bool stopped = meets_stop(e, s, event);
   if (complete || stopped || (!s->ignore_end && pkv_model_is_end(e->model, token) != 0))
     event->finish = PKV_FINISH_STOP;

@@ -73,6 +73,7 @@ static pkv_status open_any(pkv_model **out, const char *path, const void *bytes,
     status = pkv_folder_open(&m->gguf, path, options->tokenizer_only != 0, &allocator, err);
   else
     status = pkv_gguf_open_whole(&m->gguf, path, &allocator, err);
+  if (status == PKV_OK) status = pkv_lazy_trie_create(&m->lazy_trie, &m->allocator, err);
   if (status == PKV_OK) status = open_parts(m, options, err);
   if (status != PKV_OK) {
     pkv_model_close(m);
@@ -118,6 +119,7 @@ void pkv_model_close(pkv_model *m) {
   if (!m) return;
   const pkv_allocator allocator = m->allocator;
   pkv_free(&allocator, m->layers, (size_t)m->hp.layers * sizeof *m->layers);
+  pkv_lazy_trie_destroy(m->lazy_trie, &allocator);
   pkv_chat_template_destroy(m->chat);
   pkv_tokenizer_destroy(m->tokenizer);
   pkv_gguf_close(m->gguf);

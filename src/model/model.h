@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "grammar/token_trie.h"
 #include "model/gguf.h"
 #include "model/tokenizer.h"
 #include "pkv/engine.h"
@@ -21,6 +22,9 @@ typedef struct pkv_hparams {
 
 const pkv_hparams *pkv_model_hparams(const pkv_model *model);
 const pkv_tokenizer *pkv_model_tokenizer(const pkv_model *model);
+/* The texts of its tokens, control tokens left out; the model's, made with the first call. Any
+   thread. */
+pkv_status pkv_model_trie(const pkv_token_trie **out, const pkv_model *model, pkv_error *err);
 /* A hash of every setting and weight (reads all of them): equal where K and V are computed from the
    same numbers. */
 uint64_t pkv_model_fingerprint(const pkv_model *model);

@@ -33,8 +33,15 @@ typedef struct pkv_model_block {
   size_t bytes;
 } pkv_model_block;
 
+/* model_trie.c */
+typedef struct pkv_lazy_trie pkv_lazy_trie;
+pkv_status pkv_lazy_trie_create(pkv_lazy_trie **out, const pkv_allocator *allocator,
+                                pkv_error *err);
+void pkv_lazy_trie_destroy(pkv_lazy_trie *lazy, const pkv_allocator *allocator);
+
 struct pkv_model {
   pkv_allocator allocator;
+  pkv_lazy_trie *lazy_trie;
   pkv_gguf *gguf;
   pkv_tokenizer *tokenizer; /* NULL: the file has none */
   pkv_chat_template *chat;  /* NULL: see chat_error */

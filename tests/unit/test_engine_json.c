@@ -11,8 +11,8 @@
 #include <cmocka.h>
 #include <jansson.h>
 
-#include "engine/json_state.h"
 #include "support/engine_drive.h"
+#include "support/grammar_drive.h"
 #include "support/test_alloc.h"
 #include "support/tiny_model.h"
 
@@ -63,6 +63,8 @@ static void test_real_model(void **state) {
   drive_submit(engine, &r, &plain); /* alone and free */
   (void)drive_all(engine, 100);
   int complete = 0;
+  grammar_drive json_twin;
+  json_open(&json_twin);
   for (int round = 0; round < 2; round++) {
     drive_submit(engine, &r, &beside);
     pkv_request json = r;
@@ -74,10 +76,9 @@ static void test_real_model(void **state) {
     drive_submit_choices(engine, &json, answers, CHOICES);
     (void)drive_all(engine, 200);
     for (int i = 0; i < CHOICES; i++) {
-      pkv_json_state s;
       read_answer(text, sizeof text, model, &answers[i]);
-      pkv_json_begin(&s);
-      if (!pkv_json_feed(&s, text, strlen(text))) fail_msg("no JSON: %s", text);
+      if (grammar_check(&json_twin, text, strlen(text)) == GRAMMAR_DEAD)
+        fail_msg("no JSON: %s", text);
       if (answers[i].finish != PKV_FINISH_STOP) {
         assert_int_equal(answers[i].finish, PKV_FINISH_LENGTH);
         continue;
@@ -91,6 +92,7 @@ static void test_real_model(void **state) {
   }
   print_message("%d of %d answers were complete\n", complete, 2 * CHOICES);
   assert_true(complete > 0);
+  grammar_close(&json_twin);
   drive_finish(engine);
   pkv_constraint_destroy(constraint);
   pkv_model_close(model);
@@ -114,7 +116,7 @@ static void test_nothing_allowed(void **state) {
   options.eos = 7;
   tiny_model_open(&tiny, &options);
   tiny_model_open(&second, &options);
-  assert_int_equal(test_alloc_torture(build, tiny.model), 3);
+  assert_true(test_alloc_torture(build, tiny.model) > 50);
   drive_ok(pkv_constraint_create_json(&constraint, tiny.model, NULL, &err), &err, "constraint");
   pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
   o.threads = 1;

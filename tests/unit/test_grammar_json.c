@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The JSON automaton against Jansson: texts made at random, and the same with bytes changed. */
-#include "engine/json_state.h"
-
+/* JSON's rules against Jansson: texts made at random, and the same with bytes changed. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,8 +10,12 @@
 #include <jansson.h>
 
 #include "base/rng.h"
+#include "support/grammar_drive.h"
 
-#define MOST 4000
+#define MOST  4000
+#define POWER 2 /* digits of an exponent */
+
+static grammar_drive json;
 
 typedef struct text {
   char bytes[MOST + 64];
@@ -112,15 +114,15 @@ static bool jansson_accepts(const text *t) {
 
 /* In pieces of any size. */
 static bool we_accept(const text *t, pkv_rng *rng) {
-  pkv_json_state s;
-  pkv_json_begin(&s);
+  pkv_machine_state s;
+  assert_true(pkv_machine_begin(&s, json.machine));
   for (size_t at = 0; at < t->size;) {
     size_t n = (size_t)pkv_rng_range(rng, 1, 5);
     if (n > t->size - at) n = t->size - at;
-    if (!pkv_json_feed(&s, t->bytes + at, n)) return false;
+    assert_true(pkv_machine_feed(&s, json.machine, t->bytes + at, n));
     at += n;
   }
-  return pkv_json_done(&s);
+  return grammar_verdict_of(&json, s) == GRAMMAR_DONE;
 }
 
 /* Our bounds are not Jansson's. */
@@ -130,7 +132,7 @@ static bool long_number(const text *t) {
   for (size_t i = 0; i < t->size; i++) {
     const char c = t->bytes[i];
     if (c >= '0' && c <= '9') {
-      if (++digits > (power ? JSON_POWER : JSON_DIGITS)) return true;
+      if (++digits > (power ? POWER : PKV_JSON_DIGITS)) return true;
       continue;
     }
     digits = 0;
@@ -168,50 +170,9 @@ static void test_against_jansson(void **state) {
   assert_true(accepted > 20000 && refused > 10000);
 }
 
-/* What is accepted so far can always be completed: the shortest way out is found. */
-static void test_no_dead_ends(void **state) {
-  (void)state;
-  static const char out[] = "\"}]0:,\\uduc1delsrua1\x80\x90\xa0";
-  static text t;
-  pkv_rng rng;
-  pkv_rng_init(&rng, 5);
-  for (int round = 0; round < 3000; round++) {
-    pkv_json_state s;
-    make(&t, &rng);
-    pkv_json_begin(&s);
-    assert_true(pkv_json_feed(&s, t.bytes, (size_t)pkv_rng_below(&rng, t.size)));
-    int steps = 0;
-    while (!pkv_json_done(&s)) {
-      size_t best = sizeof out;
-      for (size_t i = 0; i + 1 < sizeof out && best == sizeof out; i++) {
-        pkv_json_state next = s;
-        if (pkv_json_feed(&next, out + i, 1)) best = i;
-      }
-      if (best == sizeof out && s.mode == 0) {
-        assert_true(pkv_json_feed(&s, "{", 1));
-        continue;
-      }
-      if (best == sizeof out) fail_msg("mode %d: no way on", (int)s.mode);
-      assert_true(pkv_json_feed(&s, out + best, 1));
-      assert_true(++steps < 2000);
-    }
-  }
-}
-
 static void test_bounds(void **state) {
-  (void)state;
-  pkv_json_state s;
-  pkv_json_begin(&s);
-  assert_true(pkv_json_feed(&s, "{\"a\":", 5));
-  for (int i = 1; i < JSON_DEPTH; i++)
-    assert_true(pkv_json_feed(&s, "[", 1));
-  pkv_json_state deep = s;
-  assert_false(pkv_json_feed(&deep, "[", 1));
-  deep = s;
-  assert_false(pkv_json_feed(&deep, "{", 1));
-  for (int i = 0; i < JSON_BLANKS; i++)
-    assert_true(pkv_json_feed(&s, " ", 1));
-  assert_false(pkv_json_feed(&s, " ", 1));
+  char deep[256] = "{\"a\":";
+  size_t at = strlen(deep);
   static const char *const never[] = {"[",
                                       "\"",
                                       "1",
@@ -223,18 +184,41 @@ static void test_bounds(void **state) {
                                       "{\"\xed\xa0",
                                       "{\"\xc0",
                                       "{\"a\":01",
+                                      "{\"a\":1234567890123456",
                                       "{,"};
-  for (size_t i = 0; i < sizeof never / sizeof *never; i++) {
-    pkv_json_begin(&s);
-    if (pkv_json_feed(&s, never[i], strlen(never[i]))) fail_msg("accepted: %s", never[i]);
-  }
+  (void)state;
+  for (int i = 1; i < PKV_JSON_LEVELS; i++)
+    deep[at++] = '[';
+  assert_int_equal(grammar_check(&json, deep, at), GRAMMAR_BEGUN);
+  deep[at] = '[';
+  assert_int_equal(grammar_check(&json, deep, at + 1), GRAMMAR_DEAD);
+  deep[at] = '{';
+  assert_int_equal(grammar_check(&json, deep, at + 1), GRAMMAR_DEAD);
+  for (int i = 0; i <= PKV_JSON_BLANKS; i++)
+    deep[at + (size_t)i] = ' ';
+  assert_int_equal(grammar_check(&json, deep, at + PKV_JSON_BLANKS), GRAMMAR_BEGUN);
+  assert_int_equal(grammar_check(&json, deep, at + PKV_JSON_BLANKS + 1), GRAMMAR_DEAD);
+  for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+    if (grammar_check(&json, never[i], strlen(never[i])) != GRAMMAR_DEAD)
+      fail_msg("accepted: %s", never[i]);
+}
+
+static int open_json(void **state) {
+  (void)state;
+  json_open(&json);
+  return json.status == PKV_OK ? 0 : -1;
+}
+
+static int close_json(void **state) {
+  (void)state;
+  grammar_close(&json);
+  return 0;
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_against_jansson),
-      cmocka_unit_test(test_no_dead_ends),
       cmocka_unit_test(test_bounds),
   };
-  return cmocka_run_group_tests(tests, NULL, NULL);
+  return cmocka_run_group_tests(tests, open_json, close_json);
 }

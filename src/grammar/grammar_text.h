@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Grammars as llama.cpp's users write them (GBNF), into a tree. */
+#ifndef PKV_GRAMMAR_TEXT_H
+#define PKV_GRAMMAR_TEXT_H
+
+#include "grammar/syntax.h"
+
+#define PKV_GRAMMAR_TEXT_BYTES (1 << 18)
+#define PKV_GRAMMAR_DEPTH      256 /* of parentheses */
+
+/* The failure, with line and column, stays with the tree. */
+void pkv_grammar_read(pkv_syntax *tree, const char *text, size_t bytes);
+
+#endif
