@@ -421,6 +421,10 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_engine_submit(int64_t *id, pkv_engine *eng
 /* Ends all answers of a request with PKV_FINISH_CANCELLED at the next step. An unknown or finished
    id is no error. */
 PKV_API void pkv_engine_cancel(pkv_engine *engine, int64_t id);
+/* paused 1: the answers of a request get no more tokens until this is called with 0, because their
+   reader is behind. They keep row and pages as long as nobody else needs these: paused ones lose
+   theirs first. What comes after is what would have come. Ids as for cancel. */
+PKV_API void pkv_engine_pause(pkv_engine *engine, int64_t id, int32_t paused);
 /*
  * One step: admit, plan, forward, sample. Every decoding request advances by one token, and
  * prefill_chunk prompt tokens are worked on beside them. Writes up to `capacity` events (at least
@@ -463,11 +467,12 @@ typedef struct pkv_engine_stats {
   int64_t admissions, sched_stops;    /* requests started; times that the policy said stop */
   int64_t cancelled, failed, stopped; /* answers by end: cancelled, error, stop */
   int64_t decode_steps;               /* steps with decoding rows */
+  int32_t rows_paused;                /* answers in the batch that are paused */
 } pkv_engine_stats;
 #define PKV_ENGINE_STATS_INIT                                                                      \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                         \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                      \
   }
 
 /* Forgets the pages that no live request uses. */

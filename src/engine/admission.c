@@ -14,7 +14,9 @@
  * Pages are taken step by step. When there are none left, idle ones leave the cache; when that is
  * empty, the youngest running request gives all of its pages back and returns to its place in the
  * queue; it is computed again later, from what the cache still has. The oldest therefore always
- * advances, and any request fits alone (pkv_engine_submit).
+ * advances, and any request fits alone (pkv_engine_submit). Paused ones plan nothing, hold what
+ * they have until somebody needs it, and then give it back first; nobody waits for what they
+ * compute.
  */
 #include "engine/engine_state.h"
 
@@ -61,6 +63,7 @@ static void match_sibling(const pkv_engine *e, const pkv_seq *s, prefix_match *m
     const pkv_seq *const other = &e->seqs[e->running[i]];
     if (other->id != s->id || other == s || other->follows || share <= match->tokens) continue;
     if (other->computed < share) {
+      if (other->paused) continue;
       match->soon = pkv_pages_for(e, share);
       continue;
     }
@@ -83,7 +86,7 @@ static prefix_match find_prefix(const pkv_engine *e, const pkv_seq *s) {
     match.soon = match.pages;
     for (int32_t i = 0; i < e->running_count && match.soon < most; i++) {
       const pkv_seq *const other = &e->seqs[e->running[i]];
-      if (other == s || other->apart || other->follows) continue;
+      if (other == s || other->apart || other->follows || other->paused) continue;
       const int32_t common = common_pages(e, s, other);
       if (common > match.soon) match.soon = common < most ? common : most;
     }
@@ -205,8 +208,8 @@ static int32_t prompt_budget(const pkv_engine *e, int32_t *prompts) {
   *prompts = 0;
   for (int32_t i = 0; i < e->running_count; i++) {
     const pkv_seq *const s = &e->seqs[e->running[i]];
-    decoding += pkv_seq_decodes(s);
-    *prompts += !pkv_seq_decodes(s) && !s->follows;
+    decoding += pkv_seq_decodes(s) && !s->paused;
+    *prompts += !pkv_seq_decodes(s) && !s->follows && !s->paused;
   }
   return decoding > 0 ? e->options.prefill_beside : e->options.prefill_chunk;
 }
@@ -219,8 +222,9 @@ static void plan_tokens(pkv_engine *e) {
   int32_t kept = prompts > 1 ? budget / 4 : 0;
   for (int32_t i = 0; i < e->running_count; i++) {
     pkv_seq *const s = &e->seqs[e->running[i]];
-    int32_t count = s->follows ? 0 : s->known - s->computed;
-    if (!pkv_seq_decodes(s) && !s->follows) {
+    const bool idle = s->follows || s->paused;
+    int32_t count = idle ? 0 : s->known - s->computed;
+    if (!pkv_seq_decodes(s) && !idle) {
       if (count > budget - kept) count = budget - kept;
       if (s->scoring && count > score) count = score;
       if (s->scoring) score -= count;
@@ -231,8 +235,16 @@ static void plan_tokens(pkv_engine *e) {
   }
 }
 
-static pkv_status preempt_youngest(pkv_engine *e, pkv_error *err) {
-  const int32_t slot = e->running[e->running_count - 1];
+/* Who loses its pages: a paused one, which needs none now, else the youngest; its index in
+   `running`. */
+static int32_t find_victim(const pkv_engine *e) {
+  for (int32_t i = e->running_count; i-- > 0;)
+    if (e->seqs[e->running[i]].paused) return i;
+  return e->running_count - 1;
+}
+
+static pkv_status preempt(pkv_engine *e, int32_t index, pkv_error *err) {
+  const int32_t slot = e->running[index];
   PKV_TRY(pkv_engine_leave(e, slot, err));
   PKV_TRY(pkv_queue_return(e, slot, err));
   e->seqs[slot].preemptions++;
@@ -264,10 +276,13 @@ pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err) {
         PKV_TRY(pkv_table_extend(engine->table, s->row, s->planned, err));
         break;
       }
-      /* Everyone younger stands behind i, so nobody who has pages for this step loses them. */
+      /* Everyone younger stands behind i, and who is paused plans nothing: nobody who has pages for
+         this step loses them. */
       PKV_CHECK(err, engine->running_count > 1, PKV_E_INTERNAL,
                 "request %lld alone needs more pages than the cache has", (long long)s->id);
-      PKV_TRY(preempt_youngest(engine, err)); /* perhaps s itself: then planned is 0 */
+      const int32_t victim = find_victim(engine);
+      PKV_TRY(preempt(engine, victim, err)); /* perhaps s itself: then planned is 0 */
+      if (victim < i) i--;
     }
   }
   return PKV_OK;

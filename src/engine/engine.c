@@ -275,6 +275,13 @@ void pkv_engine_cancel(pkv_engine *engine, int64_t id) {
   }
 }
 
+void pkv_engine_pause(pkv_engine *engine, int64_t id, int32_t paused) {
+  for (int32_t i = 0; engine != NULL && i < engine->options.max_requests; i++) {
+    pkv_seq *const s = &engine->seqs[i];
+    if (s->state != PKV_SEQ_FREE && s->id == id) s->paused = paused != 0;
+  }
+}
+
 int32_t pkv_engine_pending(const pkv_engine *engine) {
   return engine == NULL ? 0 : engine->running_count + engine->waiting_count;
 }
@@ -295,6 +302,9 @@ void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine) {
   out->max_seq_len = engine->options.max_seq_len;
   out->rows_running = engine->running_count;
   out->rows_waiting = engine->waiting_count;
+  out->rows_paused = 0;
+  for (int32_t i = 0; i < engine->running_count; i++)
+    out->rows_paused += engine->seqs[engine->running[i]].paused;
   out->pages_total = pool.pages_total;
   out->pages_in_use = pool.pages_in_use - prefix.idle;
   out->pages_cached = prefix.idle;

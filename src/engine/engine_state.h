@@ -67,7 +67,7 @@ typedef struct pkv_seq {
   int32_t planned;      /* tokens this step computes */
   int32_t limit;        /* known at most */
   int32_t echoed;       /* prompt tokens whose events were written */
-  bool echo, scoring, logprobs, ignore_end, cancelled, counted;
+  bool echo, scoring, logprobs, ignore_end, cancelled, counted, paused;
   int32_t top_logprobs, min_tokens, cached_tokens, preemptions, priority;
   pkv_sampling sampling;
   pkv_logit_edit edit;

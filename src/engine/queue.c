@@ -130,12 +130,12 @@ void pkv_queue_forget(pkv_engine *engine, int32_t slot) {
   s->forgotten = pkv_sched_cancel(engine->sched, (uint64_t)s->order, NULL) == PKV_OK;
 }
 
-/* The first waiting one that is not cancelled, or one of those behind it that it lets pass. */
+/* The first waiting one neither cancelled nor paused, or one behind it that it lets pass. */
 static int32_t next_by_arrival(const pkv_engine *e, int32_t at) {
   int32_t seen = 0;
   for (int32_t i = 0; i < e->waiting_count && at <= FIT_TRIES; i++) {
     const pkv_seq *const s = &e->seqs[e->waiting[i]];
-    if (s->cancelled) continue;
+    if (s->cancelled || s->paused) continue;
     if (seen++ == at) return e->waiting[i];
     if (s->counted || s->bypasses >= BYPASS_LIMIT) return -1;
   }

@@ -174,6 +174,7 @@ static void fill_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int
   s->computed = s->planned = s->echoed = s->locked = s->digest_count = 0;
   s->cached_tokens = s->preemptions = 0;
   s->started_ns = 0;
+  s->paused = false;
   s->limit = limit;
   s->echo = r->echo != 0;
   s->logprobs = r->logprobs != 0 || r->top_logprobs > 0;

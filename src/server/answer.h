@@ -8,7 +8,7 @@
 
 #include "server/text_stream.h"
 
-/* An answer ends with an error beyond this. */
+/* A whole answer ends with an error beyond this; one that is streamed may be longer. */
 #define PKV_ANSWER_BYTES ((size_t)16 << 20)
 
 typedef struct pkv_stops {
@@ -18,7 +18,8 @@ typedef struct pkv_stops {
 
 typedef struct pkv_answer {
   pkv_text_stream stream;
-  size_t taken, ready; /* bytes handed out; bytes that may be */
+  size_t taken, ready; /* bytes handed out; bytes that may be: of what `stream` still holds */
+  size_t dropped;      /* bytes of the answer before that: handed out long ago */
   bool stopped;        /* a stop string came: `ready` is the end */
 } pkv_answer;
 
@@ -33,5 +34,8 @@ pkv_status pkv_answer_prompt(pkv_answer *answer, int32_t token, pkv_error *err);
 pkv_status pkv_answer_end(pkv_answer *answer, const pkv_stops *stops, pkv_error *err);
 /* What has become ready since the last call; valid until the answer changes. */
 const char *pkv_answer_take(pkv_answer *answer, size_t *bytes);
+/* Bytes of the answer so far; those of them that are ready. */
+size_t pkv_answer_size(const pkv_answer *answer);
+size_t pkv_answer_ready(const pkv_answer *answer);
 
 #endif

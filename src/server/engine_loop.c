@@ -3,6 +3,7 @@
 #include "server/engine_loop.h"
 
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -12,6 +13,8 @@
 
 /* So many failed steps in a row, and the engine counts as broken. */
 #define FAILED_STEPS 3
+/* Between two looks when no request can advance. */
+#define IDLE_NS 20000000
 
 static void wake(const pkv_loop *loop) {
   const uint64_t one = 1;
@@ -22,16 +25,22 @@ static void wake(const pkv_loop *loop) {
 
 /* --- one choice ---------------------------------------------------------------------------- */
 
+/* A log-probability is about so long in JSON. */
+#define ENTRY_BYTES 128
+
 /* Appends the records whose text is ready, all of them where `last`, but none past the end. */
-static pkv_status move_records(pkv_job_choice *c, bool last) {
+static pkv_status move_records(size_t *weight, pkv_job_choice *c, bool last) {
   const size_t size = sizeof(pkv_token_record);
   const pkv_token_record *const all = (const void *)c->records.data;
   const size_t count = c->records.size / size;
   size_t moved = 0;
-  while (moved < count && (all[moved].text_at < c->answer.ready || (last && !c->answer.stopped)))
+  while (moved < count &&
+         (all[moved].text_at < pkv_answer_ready(&c->answer) || (last && !c->answer.stopped)))
     moved++;
   if (moved == 0) return PKV_OK;
   PKV_TRY(pkv_buffer_append(&c->piece.records, all, moved * size, NULL));
+  for (size_t i = 0; i < moved; i++)
+    *weight += ENTRY_BYTES * (1 + (size_t)all[i].top_count);
   c->records.size -= moved * size;
   memmove(c->records.data, c->records.data + moved * size, c->records.size);
   return PKV_OK;
@@ -43,18 +52,26 @@ static void publish(pkv_loop *loop, pkv_job_choice *c, bool last) {
   const char *const text = pkv_answer_take(&c->answer, &bytes);
   pkv_job *const job = c->job;
   (void)pthread_mutex_lock(&loop->lock);
+  bool pause = false;
   if (!job->left) {
     pkv_status status = PKV_OK;
+    size_t weight = bytes;
     if (bytes > 0) status = pkv_buffer_append(&c->piece.text, text, bytes, NULL);
-    if (status == PKV_OK) status = move_records(c, last);
+    if (status == PKV_OK) status = move_records(&weight, c, last);
     if (status != PKV_OK && c->ended == PKV_FINISH_NONE) {
       c->ended = PKV_FINISH_ERROR;
       c->status = status;
     }
     job->news = job->news || bytes > 0 || c->piece.records.size > 0;
+    c->weight += weight;
+    job->waiting += weight;
+    pause = !job->paused && job->window > 0 && job->waiting > job->window;
+    if (pause) loop->counters.pauses++;
+    job->paused = job->paused || pause;
   }
   c->state.generated = c->sampled;
   (void)pthread_mutex_unlock(&loop->lock);
+  if (pause) pkv_engine_pause(loop->engine, job->id, 1);
 }
 
 /* Under the lock. */
@@ -114,7 +131,7 @@ static pkv_status add_record(pkv_job_choice *c, const pkv_event *event) {
   record.from_prompt = event->from_prompt;
   record.logprob = event->logprob;
   record.top_count = event->top_count;
-  record.text_at = c->answer.stream.text.size;
+  record.text_at = pkv_answer_size(&c->answer);
   for (int32_t i = 0; i < event->top_count && i < PKV_MAX_TOP_LOGPROBS; i++)
     record.top[i] = event->top[i];
   return pkv_buffer_append(&c->records, &record, sizeof record, NULL);
@@ -189,15 +206,19 @@ static void start_job(pkv_loop *loop, pkv_job *job) {
     fail_choice(loop, &job->choices[i], status);
 }
 
-static void cancel_jobs(pkv_loop *loop) {
+/* Jobs whose client left, and those whose client has caught up. */
+static void heed_clients(pkv_loop *loop) {
   /* Only this thread takes jobs off the active list. */
   for (pkv_job *job = loop->active, *next; job != NULL; job = next) {
     (void)pthread_mutex_lock(&loop->lock);
-    const bool now = job->cancel;
+    const bool cancel = job->cancel;
+    const bool go_on = job->paused && job->waiting < job->window / 2;
     job->cancel = false;
+    if (go_on) job->paused = false;
     next = job->next;
     (void)pthread_mutex_unlock(&loop->lock);
-    if (now) pkv_engine_cancel(loop->engine, job->id);
+    if (go_on) pkv_engine_pause(loop->engine, job->id, 0);
+    if (cancel) pkv_engine_cancel(loop->engine, job->id);
   }
 }
 
@@ -216,18 +237,35 @@ static void count_step(pkv_loop *loop) {
   (void)pthread_mutex_unlock(&loop->lock);
 }
 
+/* After a step that did nothing: everybody who could run waits for a client. */
+static void wait_for_clients(pkv_loop *loop) {
+  struct timespec end = {0, 0};
+  (void)clock_gettime(CLOCK_REALTIME, &end);
+  end.tv_nsec += IDLE_NS;
+  end.tv_sec += end.tv_nsec / 1000000000;
+  end.tv_nsec %= 1000000000;
+  (void)pthread_mutex_lock(&loop->lock);
+  if (!loop->quit && loop->inbox == NULL && !loop->cancels)
+    (void)pthread_cond_timedwait(&loop->work, &loop->lock, &end);
+  loop->counters.worked_ns = pkv_clock_ns();
+  (void)pthread_mutex_unlock(&loop->lock);
+}
+
 /* One step. False: the engine is given up. */
 static bool step(pkv_loop *loop, int *failures, pkv_error *err) {
   size_t count = 0;
   (void)pthread_mutex_lock(&loop->lock);
   loop->steps_begun++;
   (void)pthread_mutex_unlock(&loop->lock);
+  const int64_t before = loop->counters.engine.steps; /* written by this thread alone */
   const pkv_status status =
       pkv_engine_step(loop->events, loop->event_count, &count, loop->engine, err);
   count_step(loop);
   for (size_t i = 0; i < count; i++)
     take_event(loop, &loop->events[i]);
   if (count > 0) wake(loop);
+  if (status == PKV_OK && count == 0 && loop->counters.engine.steps == before)
+    wait_for_clients(loop);
   *failures = status == PKV_OK ? 0 : *failures + 1;
   if (status != PKV_OK) pkv_log(PKV_LOG_ERROR, "server", "a step failed: %s", err->text);
   return *failures < FAILED_STEPS;
@@ -317,7 +355,7 @@ static void *engine_thread(void *opaque) {
   }
   set_phase(loop, PKV_LOOP_READY, model, NULL);
   while (next_work(loop, &cancels)) {
-    if (cancels) cancel_jobs(loop);
+    if (cancels) heed_clients(loop);
     if (loop->active != NULL && !step(loop, &failures, &err)) {
       set_phase(loop, PKV_LOOP_FAILED, model, &err);
       break;

@@ -37,7 +37,8 @@ typedef struct pkv_job_spec {
   pkv_tokens prompt;
   pkv_request request; /* prompt, stops, bias, n and user are filled in by the job */
   pkv_stops stops;
-  int32_t n; /* 1 .. PKV_CHOICES */
+  int32_t n;     /* 1 .. PKV_CHOICES */
+  size_t window; /* of a stream: bytes not taken beyond which its tokens wait; 0 = no bound */
   int32_t bias_count;
   pkv_logit_bias bias[PKV_MAX_LOGIT_BIAS];
 } pkv_job_spec;
@@ -76,6 +77,7 @@ typedef struct pkv_loop_counters {
   int64_t prompt_tokens;    /* of accepted jobs */
   int64_t generated_tokens; /* sampled for jobs */
   int32_t live;             /* choices accepted and not finished */
+  int64_t pauses;           /* times that a job had to wait for its client */
   pkv_loop_phase phase;
   int64_t worked_ns;       /* when the engine last made progress, or had nothing to do */
   pkv_engine_stats engine; /* after the latest step */

@@ -13,6 +13,7 @@
 #define ANSWER_BYTES ((size_t)32 << 20)
 /* Bytes of a chunked body that are read and dropped before the connection is cut. */
 #define DROP_FACTOR 2
+#define BLOCK_BYTES 16384
 
 static const struct {
   const char *path, *method;
@@ -59,10 +60,6 @@ static const char *header_of(const pkv_exchange *x, const char *name) {
 void pkv_http_owes(pkv_connection *connection, pkv_owed owed) {
   connection->owed = owed;
   connection->since_ns = pkv_clock_ns();
-}
-
-void pkv_http_time_out_after(struct MHD_Connection *http, int32_t seconds) {
-  (void)MHD_set_connection_option(http, MHD_CONNECTION_OPTION_TIMEOUT, (unsigned)seconds);
 }
 
 void *pkv_http_begin(void *user, const char *uri, struct MHD_Connection *http) {
@@ -133,15 +130,15 @@ void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
                   enum MHD_RequestTerminationCode why) {
   const pkv_allocator a = pkv_allocator_default();
   pkv_exchange *const x = *slot;
-  pkv_server *const server = user;
+  (void)user;
+  (void)http;
   *slot = NULL;
   if (x == NULL) return;
-  if (why == MHD_REQUEST_TERMINATED_TIMEOUT_REACHED) server->counters.timeouts[PKV_OWED_NOTHING]++;
   pkv_http_release_jobs(x);
   tell_access(x, why == MHD_REQUEST_TERMINATED_COMPLETED_OK);
   x->connection->exchange = NULL;
   pkv_http_owes(x->connection, PKV_OWED_NEXT);
-  if (why == MHD_REQUEST_TERMINATED_COMPLETED_OK) pkv_http_time_out_after(http, 0);
+  pkv_http_free_request(x);
   pkv_buffer_deinit(&x->body);
   pkv_buffer_deinit(&x->out);
   pkv_free(&a, x->told, (size_t)x->choice_count * sizeof *x->told);
@@ -181,10 +178,23 @@ void pkv_http_add_headers(pkv_exchange *x, struct MHD_Response *response) {
     (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");
 }
 
+/* Called whenever the client has taken what it was given before. */
+static ssize_t read_whole(void *user, uint64_t position, char *block, size_t room) {
+  pkv_exchange *const x = user;
+  const size_t left = position < x->out.size ? x->out.size - (size_t)position : 0;
+  const size_t count = left < room ? left : room;
+  if (x->connection->gone || count == 0) return MHD_CONTENT_READER_END_WITH_ERROR;
+  memcpy(block, x->out.data + position, count);
+  pkv_http_owes(x->connection, PKV_OWED_READ);
+  return (ssize_t)count;
+}
+
 enum MHD_Result pkv_http_respond(pkv_exchange *x, int code, const char *type, const char *header,
                                  const char *value) {
   struct MHD_Response *const response =
-      MHD_create_response_from_buffer(x->out.size, x->out.data, MHD_RESPMEM_MUST_COPY);
+      x->out.size == 0
+          ? MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT)
+          : MHD_create_response_from_callback(x->out.size, BLOCK_BYTES, read_whole, x, NULL);
   if (response == NULL) return MHD_NO;
   pkv_server *const server = x->connection->server;
   if (type != NULL) (void)MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
@@ -195,8 +205,7 @@ enum MHD_Result pkv_http_respond(pkv_exchange *x, int code, const char *type, co
   server->counters.requests++;
   server->counters.by_class[code / 100 % 6]++;
   x->status = code;
-  pkv_http_owes(x->connection, PKV_OWED_NOTHING);
-  pkv_http_time_out_after(x->http, server->options->stall_s);
+  pkv_http_owes(x->connection, PKV_OWED_READ);
   return queued;
 }
 
@@ -228,7 +237,7 @@ static enum MHD_Result respond_preflight(pkv_exchange *x) {
   x->connection->server->counters.requests++;
   x->connection->server->counters.by_class[2]++;
   x->status = 204;
-  pkv_http_owes(x->connection, PKV_OWED_NOTHING);
+  pkv_http_owes(x->connection, PKV_OWED_READ);
   return queued;
 }
 
@@ -392,9 +401,23 @@ static enum MHD_Result answer(pkv_exchange *x) {
                     x->route == PKV_ROUTE_LLAMA;
   if (!work) return pkv_http_plain(x);
   if (server->draining) return pkv_http_respond_busy(x, "shutting_down", "the server is ending");
-  return pkv_http_start_jobs(x, x->route == PKV_ROUTE_CHAT    ? PKV_API_CHAT
-                                : x->route == PKV_ROUTE_LLAMA ? PKV_API_LLAMA
-                                                              : PKV_API_COMPLETIONS);
+  return pkv_http_start_jobs(x);
+}
+
+enum MHD_Result pkv_http_read_text(pkv_exchange *x, void (*work)(void *x),
+                                   enum MHD_Result (*next)(pkv_exchange *x)) {
+  pkv_http_owes(x->connection, PKV_OWED_NOTHING);
+  if (x->body.size < PKV_LONG_BODY) {
+    work(x);
+    return next(x);
+  }
+  x->text.work = work;
+  x->text.user = x;
+  x->text_next = next;
+  x->text_given = x->suspended = true;
+  pkv_text_worker_give(x->connection->server->texts, &x->text);
+  MHD_suspend_connection(x->http);
+  return MHD_YES;
 }
 
 enum MHD_Result pkv_http_request(void *user, struct MHD_Connection *http, const char *url,
@@ -405,6 +428,10 @@ enum MHD_Result pkv_http_request(void *user, struct MHD_Connection *http, const 
   (void)http;
   (void)version;
   if (x == NULL) return MHD_NO;
+  if (x->text_given) {
+    x->text_given = false;
+    return x->connection->gone || server->aborting ? MHD_NO : x->text_next(x);
+  }
   if (pkv_http_has_jobs(x)) return pkv_http_finish_jobs(x);
   if (!x->begun) return take_head(x, url, method);
   if (*data_size > 0) return take_body(x, data, data_size);

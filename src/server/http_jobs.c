@@ -10,7 +10,9 @@
 #include "base/status.h"
 #include "server/http_parts.h"
 
-/* One answer's events that wait for the client. */
+/* Bytes of events, about, that a stream may have waiting for its client before its tokens are not
+ * computed any more. As many again may be on their way out. */
+#define WINDOW_BYTES ((size_t)256 << 10)
 #define STREAM_BYTES ((size_t)64 << 20)
 #define BLOCK_BYTES  16384
 
@@ -90,6 +92,7 @@ static ssize_t read_stream(void *user, uint64_t position, char *block, size_t ro
     return MHD_CONTENT_READER_END_WITH_ERROR;
   const size_t left = x->out.size - x->sent;
   if (left == 0) {
+    pkv_http_owes(x->connection, PKV_OWED_NOTHING);
     x->suspended = true;
     MHD_suspend_connection(x->http);
     return 0;
@@ -99,6 +102,7 @@ static ssize_t read_stream(void *user, uint64_t position, char *block, size_t ro
   x->sent += count;
   x->ping = false;
   x->spoke_ns = pkv_clock_ns();
+  pkv_http_owes(x->connection, PKV_OWED_READ);
   return (ssize_t)count;
 }
 
@@ -117,7 +121,7 @@ static enum MHD_Result respond_stream(pkv_exchange *x) {
   server->counters.by_class[2]++;
   x->status = 200;
   x->spoke_ns = pkv_clock_ns();
-  pkv_http_time_out_after(x->http, server->options->stall_s);
+  pkv_http_owes(x->connection, PKV_OWED_READ);
   return queued;
 }
 
@@ -146,6 +150,7 @@ static pkv_status submit_all(pkv_exchange *x, pkv_api_request *request) {
   x->states = pkv_alloc_zeroed(&a, (size_t)x->choice_count, sizeof *x->states);
   x->jobs = pkv_alloc_zeroed(&a, (size_t)x->job_count, sizeof *x->jobs);
   if (x->told == NULL || x->states == NULL || x->jobs == NULL) return PKV_E_NOMEM;
+  request->job.window = x->stream ? WINDOW_BYTES / (size_t)x->job_count : 0;
   for (int32_t i = 0; i < x->job_count; i++) {
     pkv_job_spec *const spec = &request->job;
     spec->prompt = request->prompts[i];
@@ -172,28 +177,54 @@ static void set_reply(pkv_exchange *x, const pkv_api_request *request) {
                  prefixes[request->kind], (uint64_t)server->created, ++server->next_id);
 }
 
-enum MHD_Result pkv_http_start_jobs(pkv_exchange *x, pkv_api_kind kind) {
+void pkv_http_free_request(pkv_exchange *x) {
+  const pkv_allocator a = pkv_allocator_default();
+  if (x->request == NULL) return;
+  pkv_api_free(x->request);
+  pkv_free(&a, x->request, sizeof *x->request);
+  x->request = NULL;
+}
+
+/* By either thread: touches nothing but the exchange and the model. */
+static void read_request(void *user) {
+  pkv_exchange *const x = user;
+  const pkv_server *const server = x->connection->server;
+  const pkv_allocator a = pkv_allocator_default();
+  const pkv_api_kind kind = x->route == PKV_ROUTE_CHAT    ? PKV_API_CHAT
+                            : x->route == PKV_ROUTE_LLAMA ? PKV_API_LLAMA
+                                                          : PKV_API_COMPLETIONS;
+  x->request = pkv_alloc_zeroed(&a, 1, sizeof *x->request);
+  x->understood = x->request != NULL
+                      ? pkv_api_read(x->request, &x->refusal, server->model, server->longest, kind,
+                                     x->body.size > 0 ? x->body.data : "", x->body.size)
+                      : pkv_api_refuse(&x->refusal, 503, "no_memory", "",
+                                       "there is no memory for this request");
+  if (!x->understood && x->request != NULL) x->request->prompt_count = 0; /* freed already */
+}
+
+static enum MHD_Result begin_jobs(pkv_exchange *x) {
   pkv_server *const server = x->connection->server;
-  pkv_api_request request;
-  pkv_api_error error;
-  if (!pkv_api_read(&request, &error, server->model, server->longest, kind,
-                    x->body.size > 0 ? x->body.data : "", x->body.size))
-    return pkv_http_respond_error(x, &error, NULL, NULL);
+  if (!x->understood) return pkv_http_respond_error(x, &x->refusal, NULL, NULL);
   pkv_buffer_deinit(&x->body);
   x->out.limit = STREAM_BYTES;
-  set_reply(x, &request);
+  set_reply(x, x->request);
   /* One client's prompts do not show in another's times, whatever salts they choose. */
+  pkv_request *const r = &x->request->job.request;
   if (!server->options->shared_cache)
-    request.job.request.cache_salt = pkv_hash_bytes(
-        &request.job.request.cache_salt, sizeof(uint64_t), server->secret + (uint64_t)x->key);
-  const pkv_status status = submit_all(x, &request);
-  pkv_api_free(&request);
+    r->cache_salt =
+        pkv_hash_bytes(&r->cache_salt, sizeof(uint64_t), server->secret + (uint64_t)x->key);
+  const pkv_status status = submit_all(x, x->request);
+  pkv_http_free_request(x);
   if (status != PKV_OK) return refuse_submit(x, status);
   pkv_http_owes(x->connection, PKV_OWED_NOTHING);
   if (x->stream) return respond_stream(x);
   x->suspended = true;
   MHD_suspend_connection(x->http);
   return MHD_YES;
+}
+
+enum MHD_Result pkv_http_start_jobs(pkv_exchange *x) {
+  return pkv_http_read_text(x, read_request, begin_jobs);
 }
 
 /* --- whole answers ------------------------------------------------------------------------- */
@@ -246,6 +277,12 @@ enum MHD_Result pkv_http_finish_jobs(pkv_exchange *x) {
 void pkv_exchange_poke(pkv_exchange *x) {
   const pkv_server *const server = x->connection->server;
   if (!x->suspended) return;
+  if (x->text_given && !pkv_text_worker_is_done(x->connection->server->texts, &x->text)) return;
+  if (x->text_given) {
+    x->suspended = false;
+    MHD_resume_connection(x->http);
+    return;
+  }
   /* A whole answer needs no visit before its end. */
   const bool due = x->stream ? has_news(x) : all_done(x);
   if (!x->connection->gone && !server->aborting && x->jobs != NULL && !due) return;

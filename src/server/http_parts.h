@@ -11,6 +11,10 @@
 #include "server/api_keys.h"
 #include "server/reply_text.h"
 #include "server/serve.h"
+#include "server/text_worker.h"
+
+/* Longer bodies are read by the text worker: 64 KiB take 10 ms and more. */
+#define PKV_LONG_BODY ((size_t)64 << 10)
 
 /* Of one request line and its headers; libmicrohttpd's memory for a connection is twice that. */
 #define PKV_HEADER_BYTES ((size_t)16 << 10)
@@ -47,6 +51,7 @@ typedef enum pkv_owed {
   PKV_OWED_HEADER, /* the first request, or the rest of a begun one */
   PKV_OWED_NEXT,   /* nothing, but it may not wait for ever */
   PKV_OWED_BODY,
+  PKV_OWED_READ,   /* it has not taken what we wrote */
   PKV_OWED_NOTHING /* it is our turn */
 } pkv_owed;
 
@@ -62,15 +67,16 @@ typedef struct pkv_connection {
 } pkv_connection;
 
 typedef struct pkv_http_counters {
-  int64_t connections, requests; /* open now; answered so far */
-  int64_t by_class[6];           /* answers by the first digit of their status */
-  int64_t hang_ups, timeouts[4]; /* connections cut, by what was owed (the last: write stall) */
+  int64_t connections, requests;                /* open now; answered so far */
+  int64_t by_class[6];                          /* answers by the first digit of their status */
+  int64_t hang_ups, timeouts[PKV_OWED_NOTHING]; /* connections cut, by what was owed */
 } pkv_http_counters;
 
 struct pkv_server {
   const pkv_serve_options *options;
   const pkv_model *model; /* NULL until it is loaded */
   pkv_loop *loop;
+  pkv_text_worker *texts;
   struct MHD_Daemon *daemon;
   pkv_connection *connections;
   pkv_http_counters counters;
@@ -104,7 +110,13 @@ struct pkv_exchange {
   bool ping;           /* the stream was silent for long: a comment is due */
   int64_t spoke_ns;    /* when the stream last gave something */
   pkv_buffer body, out;
-  size_t sent, dropped; /* bytes of `out`; bytes of a body that is too large */
+  /* What is made of a body, here or by the text worker. */
+  pkv_text_task text;
+  enum MHD_Result (*text_next)(pkv_exchange *x);
+  bool text_given, understood; /* the worker has it, or had it last; what came out */
+  pkv_api_request *request;    /* of completions; NULL = not there */
+  pkv_api_error refusal;       /* where not understood */
+  size_t sent, dropped;        /* bytes of `out`; bytes of a body that is too large */
   pkv_reply reply;
   pkv_stops stops;
   int32_t job_count, n, choice_count; /* choice = job * n + its index there */
@@ -139,11 +151,14 @@ enum MHD_Result pkv_http_respond_busy(pkv_exchange *x, const char *code, const c
 void pkv_http_add_headers(pkv_exchange *x, struct MHD_Response *response);
 /* It is the client's turn, or ours, from now on. */
 void pkv_http_owes(pkv_connection *connection, pkv_owed owed);
-/* A stalled reader is libmicrohttpd's to time out; what a client owes us is ours (serve.c). */
-void pkv_http_time_out_after(struct MHD_Connection *http, int32_t seconds);
+/* Does `work`, which fills `understood` and `refusal`, then `next`; long bodies by the text
+ * worker. */
+enum MHD_Result pkv_http_read_text(pkv_exchange *x, void (*work)(void *x),
+                                   enum MHD_Result (*next)(pkv_exchange *x));
 
 /* http_jobs.c */
-enum MHD_Result pkv_http_start_jobs(pkv_exchange *x, pkv_api_kind kind);
+enum MHD_Result pkv_http_start_jobs(pkv_exchange *x);
+void pkv_http_free_request(pkv_exchange *x);
 /* A whole answer, when it is there; the exchange was resumed for it. */
 enum MHD_Result pkv_http_finish_jobs(pkv_exchange *x);
 bool pkv_http_has_jobs(const pkv_exchange *x);

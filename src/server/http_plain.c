@@ -121,20 +121,28 @@ static json_t *apply_template(pkv_api_error *error, const pkv_server *server, co
   return json_pack("{s:o}", "prompt", text);
 }
 
-static enum MHD_Result answer_text(pkv_exchange *x) {
-  pkv_server *const server = x->connection->server;
-  pkv_api_error error;
+/* By either thread: touches nothing but the exchange and the model. */
+static void make_text(void *user) {
+  pkv_exchange *const x = user;
+  const pkv_server *const server = x->connection->server;
+  pkv_api_error *const error = &x->refusal;
   const size_t bytes = x->body.size;
-  json_t *const root = pkv_api_parse(&error, bytes > 0 ? x->body.data : "", bytes);
-  if (root == NULL) return pkv_http_respond_error(x, &error, NULL, NULL);
-  json_t *const value = x->route == PKV_ROUTE_TOKENIZE ? tokenize(&error, server, root, bytes)
+  error->http = 0;
+  x->understood = false;
+  json_t *const root = pkv_api_parse(error, bytes > 0 ? x->body.data : "", bytes);
+  if (root == NULL) return;
+  json_t *const value = x->route == PKV_ROUTE_TOKENIZE ? tokenize(error, server, root, bytes)
                         : x->route == PKV_ROUTE_DETOKENIZE
-                            ? detokenize(&error, server, root)
-                            : apply_template(&error, server, root, bytes);
+                            ? detokenize(error, server, root)
+                            : apply_template(error, server, root, bytes);
   json_decref(root);
-  if (value == NULL && error.http != 0) return pkv_http_respond_error(x, &error, NULL, NULL);
-  if (pkv_json_append(&x->out, value, NULL) != PKV_OK) return MHD_NO;
-  return pkv_http_respond(x, 200, JSON, NULL, NULL);
+  if (value == NULL && error->http != 0) return;
+  x->understood = pkv_json_append(&x->out, value, NULL) == PKV_OK;
+}
+
+static enum MHD_Result tell_text(pkv_exchange *x) {
+  if (x->understood) return pkv_http_respond(x, 200, JSON, NULL, NULL);
+  return x->refusal.http != 0 ? pkv_http_respond_error(x, &x->refusal, NULL, NULL) : MHD_NO;
 }
 
 /* --- state --------------------------------------------------------------------------------- */
@@ -189,7 +197,7 @@ enum MHD_Result pkv_http_plain(pkv_exchange *x) {
   case PKV_ROUTE_TOKENIZE:
   case PKV_ROUTE_DETOKENIZE:
   case PKV_ROUTE_TEMPLATE:
-    return answer_text(x);
+    return pkv_http_read_text(x, make_text, tell_text);
   case PKV_ROUTE_METRICS:
     if (pkv_reply_metrics(&x->out, server, NULL) != PKV_OK) return MHD_NO;
     return pkv_http_respond(x, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, NULL);

@@ -42,6 +42,7 @@ static pkv_job *make_job(const pkv_job_spec *spec, const pkv_model *model) {
   pkv_job *const job = pkv_alloc_zeroed(&a, 1, job_bytes(spec->n));
   if (job == NULL) return NULL;
   job->n = job->left_choices = spec->n;
+  job->window = spec->window;
   job->request = spec->request;
   job->stops = spec->stops;
   job->request.prompt = spec->prompt.ids;
@@ -62,7 +63,6 @@ static pkv_job *make_job(const pkv_job_spec *spec, const pkv_model *model) {
     pkv_answer_init(&c->answer, model);
     pkv_buffer_init(&c->records, PKV_RECORD_BYTES, NULL);
     pkv_piece_init(&c->piece);
-    c->piece.text.limit = PKV_WAITING_BYTES;
   }
   if (spec->bias_count > 0) {
     const size_t bytes = (size_t)spec->bias_count * sizeof *job->bias;
@@ -151,8 +151,14 @@ pkv_status pkv_loop_take(pkv_piece *piece, pkv_choice_state *state, pkv_loop *lo
     status = pkv_buffer_append(&piece->text, from->text.data, from->text.size, err);
   if (status == PKV_OK && from->records.size > 0)
     status = pkv_buffer_append(&piece->records, from->records.data, from->records.size, err);
+  job->waiting -= c->weight;
+  c->weight = 0;
   pkv_piece_clear(from);
   job->news = false;
+  if (job->paused && job->waiting < job->window / 2) { /* the engine's thread looks again */
+    loop->cancels = true;
+    (void)pthread_cond_signal(&loop->work);
+  }
   *state = c->state;
   (void)pthread_mutex_unlock(&loop->lock);
   return status;

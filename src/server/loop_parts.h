@@ -7,10 +7,8 @@
 
 #include "server/engine_loop.h"
 
-/* Text that one choice may have waiting for its client. Answers are bounded by the context, so that
- * this only ends those whose client has long been unable to keep up. */
-#define PKV_WAITING_BYTES ((size_t)1 << 20)
-#define PKV_RECORD_BYTES  ((size_t)32 << 20)
+/* Log-probabilities of one answer that is not streamed; it ends with an error beyond. */
+#define PKV_RECORD_BYTES ((size_t)32 << 20)
 
 typedef struct pkv_job_choice {
   pkv_job *job;
@@ -23,6 +21,7 @@ typedef struct pkv_job_choice {
   pkv_status status;
   /* under the lock */
   pkv_piece piece;
+  size_t weight; /* of the piece, about as many bytes as its events will have */
   pkv_choice_state state;
 } pkv_job_choice;
 
@@ -36,11 +35,14 @@ struct pkv_job {
   int32_t n;
   pkv_logit_bias *bias;
   /* the engine thread's */
-  int64_t id; /* in the engine; 0 = not there */
+  int64_t id;    /* in the engine; 0 = not there */
+  size_t window; /* bytes that may wait for the client before the engine pauses; 0 = any */
   /* under the lock */
   pkv_job *next, **at;  /* in the inbox, then among the active */
   int32_t left_choices; /* not ended */
   bool news, left, cancel;
+  bool paused;              /* `waiting` went above the window, and is not far below it yet */
+  size_t waiting;           /* weight of the pieces of all choices */
   int64_t left_step;        /* engine steps begun when the client left */
   pkv_job_choice choices[]; /* [n] */
 };
@@ -61,7 +63,7 @@ struct pkv_loop {
   uint64_t next_job;
   int64_t steps_begun;
   bool quit;
-  bool cancels; /* some job has `cancel` set and is not cancelled yet */
+  bool cancels; /* some job has `cancel` set and is not cancelled yet, or may go on */
   pkv_loop_counters counters;
 };
 

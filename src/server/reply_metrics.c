@@ -29,7 +29,7 @@ static pkv_status print_rows(pkv_buffer *out, const metric_row *rows, size_t cou
 #define PRINT(rows) print_rows(out, rows, sizeof rows / sizeof *rows, err)
 
 static pkv_status print_http(pkv_buffer *out, const pkv_http_counters *h, pkv_error *err) {
-  static const char *const owed[] = {"header", "idle", "body", "write"};
+  static const char *const owed[PKV_OWED_NOTHING] = {"header", "idle", "body", "write"};
   const metric_row rows[] = {
       {"http_connections", "gauge", "Open connections", (double)h->connections},
       {"http_requests_total", "counter", "HTTP requests that were answered", (double)h->requests},
@@ -40,7 +40,7 @@ static pkv_status print_http(pkv_buffer *out, const pkv_http_counters *h, pkv_er
   PKV_TRY(pkv_buffer_printf(out, err,
                             "# HELP pkv_http_timeouts_total Connections cut, by what was waited "
                             "for\n# TYPE pkv_http_timeouts_total counter\n"));
-  for (int i = 0; i < 4; i++)
+  for (int i = 0; i < PKV_OWED_NOTHING; i++)
     PKV_TRY(pkv_buffer_printf(out, err, "pkv_http_timeouts_total{for=\"%s\"} %" PRId64 "\n",
                               owed[i], h->timeouts[i]));
   PKV_TRY(pkv_buffer_printf(out, err,
@@ -59,6 +59,10 @@ static pkv_status print_requests(pkv_buffer *out, const pkv_loop_counters *c, pk
       {"num_requests_live", "gauge", "Answers accepted and not finished", c->live},
       {"num_requests_running", "gauge", "Answers in the batch", e->rows_running},
       {"num_requests_waiting", "gauge", "Answers that wait inside the engine", e->rows_waiting},
+      {"num_requests_paused", "gauge", "Answers in the batch whose clients do not keep up",
+       e->rows_paused},
+      {"request_pauses_total", "counter", "Times that a stream had to wait for its client",
+       (double)c->pauses},
       {"requests_accepted_total", "counter", "Answers begun", (double)c->accepted},
       {"admission_rejections_total", "counter", "Requests refused because the queue was full",
        (double)c->refused_full},

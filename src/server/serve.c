@@ -29,6 +29,9 @@
 #define TICK_MS 250 /* how late a time limit may be */
 #define BACKLOG 128
 #define SECOND  INT64_C(1000000000)
+/* What the kernel holds of an answer that its client does not take: beyond that, we know that it
+ * does not read. */
+#define SEND_BYTES (256 << 10)
 /* For the last bytes of answers, once nothing runs any more. */
 #define FLUSH_NS (2 * SECOND)
 
@@ -86,9 +89,8 @@ static void enforce_times(pkv_server *server) {
   const pkv_serve_options *const o = server->options;
   const int64_t now = pkv_clock_ns();
   const int64_t limits[] = {
-      [PKV_OWED_HEADER] = o->header_s * SECOND,
-      [PKV_OWED_NEXT] = o->idle_s * SECOND,
-      [PKV_OWED_BODY] = o->body_s * SECOND,
+      [PKV_OWED_HEADER] = o->header_s * SECOND, [PKV_OWED_NEXT] = o->idle_s * SECOND,
+      [PKV_OWED_BODY] = o->body_s * SECOND,     [PKV_OWED_READ] = o->stall_s * SECOND,
       [PKV_OWED_NOTHING] = INT64_MAX,
   };
   for (pkv_connection *c = server->connections, *next; c != NULL; c = next) {
@@ -139,6 +141,8 @@ static pkv_status listen_on(pkv_server *server, pkv_error *err) {
       socket(found->ai_family, found->ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   bool ok = server->listen_fd >= 0;
   ok = ok && setsockopt(server->listen_fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) == 0;
+  const int send_bytes = SEND_BYTES; /* connections inherit it */
+  (void)setsockopt(server->listen_fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
   ok = ok && bind(server->listen_fd, found->ai_addr, found->ai_addrlen) == 0;
   ok = ok && listen(server->listen_fd, BACKLOG) == 0;
   const int why = errno;
@@ -181,7 +185,7 @@ static pkv_status start_http(pkv_server *server, pkv_error *err) {
       {MHD_OPTION_LISTEN_SOCKET, server->listen_fd, NULL},
       {MHD_OPTION_CONNECTION_LIMIT, server->options->max_connections, NULL},
       {MHD_OPTION_CONNECTION_MEMORY_LIMIT, (intptr_t)(2 * PKV_HEADER_BYTES), NULL},
-      {MHD_OPTION_CONNECTION_TIMEOUT, 0, NULL},
+      {MHD_OPTION_CONNECTION_TIMEOUT, 0, NULL}, /* enforce_times does that */
       {MHD_OPTION_STRICT_FOR_CLIENT, 1, NULL},
       {MHD_OPTION_URI_LOG_CALLBACK, (intptr_t)pkv_http_begin, server},
       {MHD_OPTION_NOTIFY_COMPLETED, (intptr_t)pkv_http_end, server},
@@ -233,6 +237,7 @@ static pkv_status start(pkv_server *server, pkv_error *err) {
   PKV_TRY(start_http(server, err));
   const pkv_serve_options *const o = server->options;
   const pkv_loop_options loop = {o->load, o->user, o->engine, server->wake_fd};
+  PKV_TRY(pkv_text_worker_create(&server->texts, server->wake_fd, err));
   PKV_TRY(pkv_loop_create(&server->loop, &loop, err));
   if (o->listening != NULL) o->listening(o->user, port);
   return PKV_OK;
@@ -240,15 +245,18 @@ static pkv_status start(pkv_server *server, pkv_error *err) {
 
 static void stop(pkv_server *server) {
   server->aborting = true;
+  pkv_text_worker_end(server->texts); /* what it has is done then, and can be resumed */
   /* libmicrohttpd does not stop while a connection is suspended. */
   for (pkv_connection *c = server->connections, *next; c != NULL; c = next) {
     next = c->next;
     drop_connection(c);
+    if (c->exchange != NULL) pkv_exchange_poke(c->exchange); /* gone before, with a text in work */
   }
   if (server->daemon != NULL) {
     (void)MHD_run(server->daemon);
     MHD_stop_daemon(server->daemon);
   }
+  pkv_text_worker_destroy(server->texts);
   pkv_loop_destroy(server->loop);
   const int fds[] = {server->listen_fd, server->wake_fd, server->signal_fd, server->poll_fd};
   for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)

@@ -20,7 +20,7 @@
 #include "base/alloc.h"
 
 #define PKV_TEMPLATE_SOURCE_BYTES 1048576u /* the longest source */
-#define PKV_TEMPLATE_NESTING      150u     /* of statements and brackets in a source */
+#define PKV_TEMPLATE_NESTING      150u     /* in a source: of statements, a bracket counts twice */
 
 /* Immutable once compiled: share freely. Rendering takes memory from its allocator. */
 typedef struct pkv_template pkv_template;
@@ -73,7 +73,7 @@ pkv_template_value pkv_template_text(const char *text, size_t bytes, bool truste
 typedef struct pkv_template_limits {
   uint64_t steps;      /* 1e6: one for each node that is evaluated and for every 64 bytes moved */
   size_t output_bytes; /* 32 MiB */
-  size_t memory_bytes; /* 128 MiB, of all values that come up */
+  size_t memory_bytes; /* 256 MiB, of all values that come up */
   uint32_t depth;      /* 600: expressions, statements and macro calls within each other */
 } pkv_template_limits;
 

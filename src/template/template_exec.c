@@ -8,7 +8,7 @@
 
 #define STEPS  1000000u
 #define OUTPUT ((size_t)32 << 20)
-#define MEMORY ((size_t)128 << 20)
+#define MEMORY ((size_t)256 << 20)
 #define DEPTH  600u
 
 /* ------------------------------------------------------------------------------------------

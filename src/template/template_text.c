@@ -135,6 +135,7 @@ static bool grow(tpl_run *r, tpl_builder *b, size_t more) {
     return pkv_tpl_fail(r, PKV_E_LIMIT, "more than %zu bytes of output (limit output)", b->limit);
   if (want <= b->capacity) return true;
   size_t capacity = b->capacity < 32 ? 64 : 2 * b->capacity;
+  if (b->limit != 0 && capacity > b->limit) capacity = b->limit;
   if (capacity < want) capacity = want;
   char *const p = pkv_tpl_take(r, capacity, 1);
   if (p == NULL) return false;

@@ -480,6 +480,184 @@ class Serve(unittest.TestCase):
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class SlowReaders(unittest.TestCase):
+    """R17: who does not read is waited for, within bounds, and then cut; others do not notice."""
+    FIELDS = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 320, "n": 2, "seed": 7,
+              "temperature": 0.8, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+
+    def open(self, server, **more):
+        """A socket that reads nothing yet of a stream of several MiB."""
+        body = json.dumps(dict(self.FIELDS, **dict({"stream": True}, **more))).encode()
+        link = socket.socket()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        link.settimeout(LIMIT_S)
+        link.connect(("127.0.0.1", server.port))
+        link.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close"
+                     b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        return link
+
+    def read(self, link):
+        got = []
+        while True:
+            more = link.recv(1 << 16)
+            if not more:
+                return b"".join(got)
+            got.append(more)
+
+    @staticmethod
+    def texts(stream):
+        """Text and log-probabilities of each choice of a chunked stream."""
+        head, rest = stream.split(b"\r\n\r\n", 1)
+        assert head.startswith(b"HTTP/1.1 200"), head
+        body = b""
+        while rest:
+            size, rest = rest.split(b"\r\n", 1)
+            body, rest = body + rest[:int(size, 16)], rest[int(size, 16) + 2:]
+        events = [e for e in body.decode().split("\n\n") if e and e != ": ping"]
+        assert events[-1] == "data: [DONE]", events[-1]
+        out = [["", []] for _ in range(2)]
+        for event in events[:-1]:
+            for choice in json.loads(event[6:])["choices"]:
+                out[choice["index"]][0] += choice["delta"].get("content", "")
+                out[choice["index"]][1] += (choice["logprobs"] or {}).get("content", [])
+        return out
+
+    def test_waits(self):
+        """The engine stands still for a slow reader, and the whole answer comes in the end."""
+        server = Server("--ctx", "512", "--cache", "8192", "--stall-timeout", "120")
+        link = self.open(server)
+        server.wait_for(lambda m: m["num_requests_paused"] == 2, "the stream is paused")
+        before = server.metrics()["generation_tokens_total"]
+        self.assertLess(before, 2 * 320)
+        status, answer = server.post("/v1/completions", {"prompt": "a", "max_tokens": 8})
+        self.assertEqual((status, len(answer["choices"])), (200, 1))  # others go on
+        self.assertEqual(server.metrics()["generation_tokens_total"], before + 8)
+        time.sleep(0.5)
+        self.assertEqual(server.metrics()["generation_tokens_total"], before + 8)
+        stream = self.read(link)
+        self.assertGreater(len(stream), 1 << 20)
+        self.assertGreaterEqual(server.metrics()["request_pauses_total"], 1)
+        whole = server.post("/v1/chat/completions", self.FIELDS)[1]["choices"]
+        for choice, (text, probs) in zip(whole, self.texts(stream)):
+            self.assertEqual(choice["message"]["content"], text)
+            self.assertEqual(choice["logprobs"]["content"], probs)
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_is_cut(self):
+        server = Server("--ctx", "512", "--cache", "8192", "--stall-timeout", "2", "--rows", "32")
+        links = [self.open(server, seed=i) for i in range(2)]
+        # Whole answers that nobody reads, too: larger than what the kernel takes.
+        whole = self.open(server, stream=False)
+        server.wait_for(lambda m: m["num_requests_live"] == 6, "all are there")
+        begin, healthy = time.monotonic(), 0
+        while server.metrics()['http_timeouts_total{for="write"}'] < 3:
+            self.assertLess(time.monotonic() - begin, LIMIT_S)
+            healthy += server.post("/v1/completions", {"prompt": "a", "max_tokens": 4})[0] == 200
+        self.assertGreater(healthy, 0)
+        seen = server.wait_for(lambda m: m["num_requests_live"] == 0, "all ended")
+        self.assertEqual(seen["num_requests_paused"], 0)
+        self.assertEqual(seen["kv_pages_in_use"], 0)
+        self.assertEqual(seen['http_timeouts_total{for="body"}'], 0)
+        for link in links + [whole]:
+            link.close()
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_deadlines_are_apart(self):
+        """Each deadline counts for its own wait alone, and is the only one that cuts."""
+        names = ("header", "body", "idle", "stall")
+        for name in names[:3]:
+            args = [a for n in names for a in ("--%s-timeout" % n, "1" if n == name else "60")]
+            server = Server("--ctx", "512", *args)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
+            links = {"header": head[:20], "body": head + b"\r\n{",
+                     "idle": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"}
+            for what in links:
+                link = server.connect()
+                link.sendall(links[what])
+                links[what] = link
+            links["idle"].recv(4096)
+            self.assertEqual(links[name].recv(1), b"")
+            for what, link in links.items():
+                if what != name:
+                    link.settimeout(0.2)
+                    with self.assertRaises(TimeoutError, msg="%s cut by %s" % (what, name)):
+                        link.recv(1)
+                link.close()
+            seen = server.metrics()
+            counts = {n: seen['http_timeouts_total{for="%s"}' % n]
+                      for n in ("header", "body", "idle", "write")}
+            self.assertEqual(counts, {n: int(n == name) for n in counts})
+            self.assertEqual(server.end(), (0, ""))
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class LongTexts(unittest.TestCase):
+    TEXT = ("amber basin cedar delta \u4e2d\u6587 " * 40000)[:1 << 20]
+
+    def send(self, server, path, fields):
+        body = json.dumps(fields).encode()
+        link = server.connect()
+        link.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                     b"Content-Length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
+        return link
+
+    def test_others_go_on(self):
+        """O1: texts of a MiB are worked on while others are answered, and nobody waits for them."""
+        server = Server("--ctx", "512")
+        want = server.post("/tokenize", {"content": self.TEXT})[1]["count"]
+        links = [self.send(server, "/tokenize", {"content": self.TEXT}) for _ in range(4)]
+        links += [self.send(server, "/v1/completions", {"prompt": self.TEXT, "max_tokens": 1})
+                  for _ in range(2)]
+        links.append(self.send(server, "/v1/chat/completions", {"messages": [
+            {"role": "user", "content": self.TEXT}], "max_tokens": 1}))
+        answers, threads = [None] * len(links), []
+
+        def read(i):
+            got = b""
+            while True:
+                more = links[i].recv(1 << 20)
+                if not more:
+                    break
+                got += more
+            answers[i] = got
+
+        for i in range(len(links)):
+            threads.append(threading.Thread(target=read, args=(i,)))
+            threads[-1].start()
+        healthy = 0
+        while any(thread.is_alive() for thread in threads):
+            healthy += server.request("GET", "/health")[0] == 200
+        for i, answer in enumerate(answers):
+            head, body = answer.split(b"\r\n\r\n", 1)
+            if i < 4:
+                self.assertIn(b" 200 ", head.split(b"\r\n")[0])
+                self.assertEqual(json.loads(body)["count"], want)
+            else:
+                self.assertIn(b" 400 ", head.split(b"\r\n")[0])
+                self.assertEqual(json.loads(body)["error"]["code"], "context_length_exceeded")
+        self.assertGreater(healthy, 10)
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_left_alone(self):
+        """Clients that leave while their text is worked on, or waits for that; and the end."""
+        server = Server("--ctx", "512")
+        for _ in range(3):
+            for link in [self.send(server, "/tokenize", {"content": self.TEXT})
+                         for _ in range(4)]:
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                link.close()
+        self.assertEqual(server.post("/tokenize", {"content": "a"})[0], 200)
+        links = [self.send(server, "/tokenize", {"content": self.TEXT}) for _ in range(6)]
+        server.wait_for(lambda m: m["http_connections"] >= 6, "they are there")
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        code, err = server.end(signal.SIGTERM)
+        for link in links:
+            link.close()
+        self.assertIn((code, err.count(" error ")), ((0, 0), (1, 1)), err)
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
 class End(unittest.TestCase):
     def begin(self, server, tokens):
         """A stream that has begun; its events are read later."""

@@ -144,7 +144,57 @@ static void test_order_is_kept(void **state) {
   drive_finish(engine);
 }
 
-/* Submits and cancels at random; whoever gets through has the answer of a run alone. */
+/* A paused request stands still while others run, loses its pages to them first, and goes on with
+ * the text it would have had. */
+static void test_pause(void **state) {
+  (void)state;
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_request r = PKV_REQUEST_INIT;
+  r.prompt_tokens = 30;
+  r.max_tokens = 290;
+  r.ignore_end = 1;
+  r.logprobs = 1;
+  r.temperature = 0.7f;
+  pkv_engine_options o = engine_options(4096);
+  pkv_engine *engine = drive_engine(tiny.model, &o);
+  for (int i = 0; i < 2; i++) {
+    r.prompt = prompts[i] + 60;
+    drive_submit(engine, &r, &alone[i]);
+    (void)drive_all(engine, 1000);
+  }
+  drive_finish(engine);
+  for (int64_t pool = 4096; pool >= 330; pool = pool > 500 ? 500 : pool - 170) {
+    o = engine_options(pool);
+    engine = drive_engine(tiny.model, &o);
+    for (int i = 0; i < 2; i++) {
+      r.prompt = prompts[i] + 60;
+      drive_submit(engine, &r, &answers[i]);
+    }
+    for (int i = 0; i < 20; i++)
+      (void)drive_step(engine);
+    const int32_t before = answers[0].count;
+    pkv_engine_pause(engine, answers[0].id, 1);
+    while (answers[1].finish == PKV_FINISH_NONE)
+      (void)drive_step(engine);
+    assert_int_equal(answers[0].count, before);
+    assert_int_equal(answers[1].preemptions, 0);
+    drive_equal(&answers[1], &alone[1], "beside a paused one");
+    pkv_engine_get_stats(&stats, engine);
+    const int64_t steps = stats.steps;
+    if (pool < 340) assert_true(stats.preemptions > 0); /* the older one, because it is paused */
+    for (int i = 0; i < 3; i++)
+      assert_int_equal(drive_step(engine), 0);
+    pkv_engine_get_stats(&stats, engine);
+    assert_int_equal(stats.steps, steps);
+    pkv_engine_pause(engine, answers[0].id, 0);
+    pkv_engine_pause(engine, 4711, 1); /* unknown: no error */
+    (void)drive_all(engine, 1000);
+    drive_equal(&answers[0], &alone[0], "paused for a while");
+    drive_finish(engine);
+  }
+}
+
+/* Submits, pauses and cancels at random; whoever gets through has the answer of a run alone. */
 static void stress(uint64_t seed, int64_t cache_tokens, int steps) {
   const pkv_engine_options o = engine_options(cache_tokens);
   pkv_engine *const engine = drive_engine(tiny.model, &o);
@@ -162,7 +212,11 @@ static void stress(uint64_t seed, int64_t cache_tokens, int steps) {
       used[slot] = true;
     } else if (act == 4 && used[slot]) {
       pkv_engine_cancel(engine, answers[slot].id);
+    } else if (act < 8 && used[slot]) {
+      pkv_engine_pause(engine, answers[slot].id, act == 5 && step < steps);
     }
+    for (int i = 0; i < LIVE && step >= steps; i++)
+      if (used[i]) pkv_engine_pause(engine, answers[i].id, 0);
     (void)drive_step(engine);
     assert_true(step < steps + 20000);
     for (int i = 0; i < LIVE; i++) {
@@ -289,6 +343,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_eight_in_a_pool_for_three),
       cmocka_unit_test(test_order_is_kept),
+      cmocka_unit_test(test_pause),
       cmocka_unit_test(test_stress),
       cmocka_unit_test(test_steps_allocate_nothing),
       cmocka_unit_test(test_failing_allocations),
