@@ -229,3 +229,12 @@ uint32_t pkv_sched_ranking_choose(pkv_sched *s) {
   }
   return NONE;
 }
+
+int32_t pkv_sched_ranking_ids(uint64_t *ids, int32_t capacity, const pkv_sched *s) {
+  const pkv_sched_ranking *r = s->ranking;
+  if (r == NULL) return 0;
+  const int32_t count = r->count < (uint32_t)capacity ? (int32_t)r->count : capacity;
+  for (int32_t i = 0; i < count; i++)
+    ids[i] = s->reqs[r->order[i]].id;
+  return count;
+}

@@ -213,6 +213,8 @@ void pkv_sched_ranking_destroy(pkv_sched *s);
 /* Before anything is hidden. */
 void pkv_sched_ranking_refresh(pkv_sched *s);
 uint32_t pkv_sched_ranking_choose(pkv_sched *s);
+/* The ids that are served from, first choice first; their number, 0 without a ranking. */
+int32_t pkv_sched_ranking_ids(uint64_t *ids, int32_t capacity, const pkv_sched *s);
 
 /* ---- sched_policy.c ---- */
 

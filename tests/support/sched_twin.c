@@ -283,8 +283,85 @@ static void rank(sched_twin *t) {
   t->ranked = t->o.lpm_fallback > 0 && n > t->o.lpm_fallback ? 0 : n;
 }
 
+/* Where the ranking under test has the first of these requests. */
+static int32_t first_tested(const sched_twin *t, const int32_t *of, int32_t n) {
+  for (int32_t i = 0; i < t->tested_count; i++)
+    for (int32_t j = 0; j < n; j++)
+      if (t->tested[i] == t->q[of[j]].r.id) return i;
+  return INT32_MAX;
+}
+
+/* Waiting requests, of any priority, that share more than so many tokens with this one. */
+static int32_t weight_below(const sched_twin *t, const twin_req *r, int32_t depth) {
+  int32_t weight = 0;
+  for (int32_t i = 0; i < t->count; i++)
+    weight += t->q[i].state == PKV_SCHED_WAITING &&
+              (&t->q[i] == r ? r->hashed : common(t, &t->q[i], r)) > depth;
+  return weight;
+}
+
+/*
+ * Requests `of`, by age, share their first `depth` tokens with each other and with the batch.
+ * Those that share more of them with the batch come first, branch by branch: the branch with most
+ * waiting requests first. Writes ids.
+ */
+static uint64_t *depth_first(const sched_twin *t, const int32_t *of, int32_t n, int32_t depth,
+                             uint64_t *to) {
+  int32_t branch[TWIN_MOST], rest[TWIN_MOST], left[TWIN_MOST], count = 0, others = 0;
+  for (int32_t i = 0; i < n; i++)
+    if (t->q[of[i]].shared_ranked > depth)
+      left[count++] = of[i];
+    else
+      rest[others++] = of[i];
+  while (count > 0) {
+    const twin_req *best = NULL;
+    int32_t weight = 0, place = 0;
+    for (int32_t i = 0; i < count; i++) {
+      const twin_req *r = &t->q[left[i]];
+      int32_t members = 0;
+      for (int32_t j = 0; j < count; j++)
+        if (common(t, r, &t->q[left[j]]) > depth || j == i) branch[members++] = left[j];
+      const int32_t w = weight_below(t, r, depth), p = first_tested(t, branch, members);
+      if (best != NULL && (w < weight || (w == weight && p >= place))) continue;
+      best = r;
+      weight = w;
+      place = p;
+    }
+    int32_t members = 0, kept = 0;
+    for (int32_t j = 0; j < count; j++)
+      if (&t->q[left[j]] == best || common(t, best, &t->q[left[j]]) > depth)
+        branch[members++] = left[j];
+      else
+        left[kept++] = left[j];
+    count = kept;
+    /* As deep as all of it goes together: the next place where it can part. */
+    to = depth_first(t, branch, members, depth + 1, to);
+  }
+  for (int32_t i = 0; i < others; i++)
+    *to++ = t->q[rest[i]].r.id;
+  return to;
+}
+
+static void rank_depth_first(sched_twin *t) {
+  uint64_t *to = t->ranking;
+  for (int32_t level = -3; level <= 3; level++) {
+    int32_t of[TWIN_MOST], n = 0;
+    for (int32_t i = 0; i < t->count; i++) {
+      twin_req *r = &t->q[i];
+      if (r->state != PKV_SCHED_WAITING || priority(t, r) != level) continue;
+      r->shared_ranked = twin_shared(t, r);
+      of[n++] = i;
+    }
+    to = depth_first(t, of, n, 0, to);
+  }
+  t->ranked = (int32_t)(to - t->ranking);
+}
+
 static twin_req *by_ranking(sched_twin *t, const bool *hidden) {
-  if (t->ranked < 0) rank(t);
+  if (t->ranked < 0 && t->o.order == PKV_SCHED_DFS_WEIGHT)
+    rank_depth_first(t);
+  else if (t->ranked < 0)
+    rank(t);
   for (int32_t i = 0; i < t->ranked; i++) {
     twin_req *r = twin_find(t, t->ranking[i]);
     if (r != NULL && r->state == PKV_SCHED_WAITING && !hidden[r - t->q]) return r;
@@ -298,7 +375,7 @@ static twin_req *by_order(sched_twin *t, int32_t top, const bool *hidden,
   *reason = PKV_SCHED_BY_ORDER;
   if (t->o.order == PKV_SCHED_FCFS || t->o.order == PKV_SCHED_PRIORITY)
     return oldest(t, top, hidden);
-  if (t->o.order == PKV_SCHED_LPM)
+  if (t->o.order == PKV_SCHED_LPM || t->o.order == PKV_SCHED_DFS_WEIGHT)
     r = by_ranking(t, hidden);
   else
     r = by_score(t, top, hidden);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A scheduler as the header describes it, without any structure: a list of requests, prompts
- * compared token by token, everything recomputed at each question. Orders tree, cht, fcfs, priority
- * and lpm; policies that do not learn.
+ * compared token by token, everything recomputed at each question. Policies that do not learn.
  */
 #ifndef PKV_TEST_SCHED_TWIN_H
 #define PKV_TEST_SCHED_TWIN_H
@@ -31,8 +30,12 @@ typedef struct sched_twin {
   int32_t streaks[8]; /* AGEING_OLDEST, by priority + 3 */
   int32_t floor;
   bool within_loss;            /* of the last answer */
-  uint64_t ranking[TWIN_MOST]; /* lpm: ids */
+  uint64_t ranking[TWIN_MOST]; /* lpm, dfs-weight: ids */
   int32_t ranked;              /* -1 = to be made */
+  /* dfs-weight: the ranking under test, ids. Which of two children of equal weight goes first is
+     nobody's promise: it is read off here. */
+  uint64_t tested[TWIN_MOST];
+  int32_t tested_count;
 } sched_twin;
 
 void twin_init(sched_twin *t, const pkv_sched_options *resolved);

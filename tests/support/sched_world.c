@@ -213,6 +213,7 @@ static bool op_best(world *w) {
   w->pick = again = (pkv_sched_pick)PKV_SCHED_PICK_INIT;
   twin_clock(&w->t, w->clock_ns);
   expect(w, pkv_sched_best(&w->pick, w->s, budget, &err), PKV_OK, "best");
+  w->t.tested_count = pkv_sched_ranking_ids(w->t.tested, TWIN_MOST, w->s);
   twin_best(&twin, &w->t, budget);
   compare_pick(w, &w->pick, &twin);
   expect(w, pkv_sched_best(&again, w->s, budget, &err), PKV_OK, "best again");

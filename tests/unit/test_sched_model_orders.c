@@ -30,8 +30,13 @@ static void lpm(void **state) {
   sched_world_run(PKV_SCHED_LPM, 20000, MANY);
 }
 
+static void dfs_weight(void **state) {
+  (void)state;
+  sched_world_run(PKV_SCHED_DFS_WEIGHT, 30000, MANY);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(fcfs), cmocka_unit_test(priority),
-                                     cmocka_unit_test(lpm)};
+                                     cmocka_unit_test(lpm), cmocka_unit_test(dfs_weight)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
