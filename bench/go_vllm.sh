@@ -12,6 +12,7 @@
 #   ours       the second half of small, against stock's answers in OUT                 about  30 s
 #   main       ours, then stock: Feather's workload with prefixes of 10K and 2K tokens, mixed
 #              batches, and six plain cells; ours: homogeneous batches too              about 470 s
+#   plain      the six plain cells, two engines on one GPU, measuring in turns         about 150 s
 #   groups     stock: homogeneous batches                                               about 130 s
 #   pressure   a small cache: preemption, re-admission (after small)                    about  40 s
 #   overhead   planning and one layer from Python                                       about  20 s
@@ -103,6 +104,30 @@ measure() {
     --cells "$cells" --seconds $((seconds - 8))
 }
 
+# Both engines are loaded at once; what one measures, the other waits for.
+plain() {
+  local limit=240 number=0 backend pids=""
+  if [ "$limit" -gt $(($(left) - 5)) ]; then limit=$(($(left) - 5)); fi
+  say "plain (at most $limit s)"
+  rm -f "$out/turns"
+  for backend in stock ours; do
+    timeout -k 5 -s INT "$limit" "$python" "$driver" measure --backend "$backend" --out "$results" \
+      --turns "$out/turns" --turn "$number/2" --kv-gib 22 --cells "plain:$reps" \
+      --seconds $((limit - 10)) >"$out/plain.$backend.log" 2>&1 &
+    pids="$pids $!"
+    number=$((number + 1))
+  done
+  for number in $pids; do
+    wait "$number" || failed="$failed plain"
+  done
+  for backend in stock ours; do
+    { echo "== plain $backend" && tail -c 200000 "$out/plain.$backend.log"; } >>"$out/go_vllm.log"
+    grep -E "$marked|Error" "$out/plain.$backend.log" | cut -c1-300 | tail -n 40
+    rm -f "$out/plain.$backend.log"
+  done
+  rm -f "$out/turns"
+}
+
 report() {
   if [ -e "$results" ]; then
     "$python" "$driver" compare "$results" --csv "$out/vllm.csv" --commit "$commit" |
@@ -143,6 +168,10 @@ run() {
     measure ours 300 "p10k:$reps,p2k:$reps,plain:$reps,p10k_groups:1,p2k_groups:1"
     grep -q '"ours"' "$results" || return 1 # it did not start, or the first cell broke it
     measure stock 330 "p10k:$reps_10k,p2k:$reps,plain:$reps"
+    report
+    ;;
+  plain)
+    plain
     report
     ;;
   groups)

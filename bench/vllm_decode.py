@@ -4,6 +4,8 @@
 
     vllm_decode.py measure --backend stock --out R.jsonl --cells p10k:2,p2k:3,plain:3
     vllm_decode.py measure --backend ours  --out R.jsonl --cells p10k:3,p2k:3,plain:3
+    vllm_decode.py measure --backend stock --turns T --turn 0/2 ... &
+    vllm_decode.py measure --backend ours  --turns T --turn 1/2 ...       # interleaved
     vllm_decode.py compare R.jsonl [--csv FILE] [--plot FILE.svg] [--commit SHA]
     vllm_decode.py small --backend stock --out S.jsonl
     vllm_decode.py small --backend ours  --out S.jsonl --against S.jsonl
@@ -18,7 +20,10 @@ limit.
 measure: Llama-3-8B's shape. Cells, each with its number of repetitions: `plain`: milliseconds a
 decode step of six batches; `p10k`, `p2k`: the shared-prefix workload of the Feather paper, 800
 requests in 8 groups of 100, tokens a second, all in one batch; `p10k_groups`, `p2k_groups`: group
-after group (homogeneous batches). --seconds: no repetition is begun that would end later.
+after group (homogeneous batches); one of the plain six by its name. --seconds: no repetition is
+begun that would end later. --turns FILE --turn I/N: N engines side by side on one GPU, all with the
+same cells, and only one of them measures at any moment, repetition by repetition; FILE must not be
+there before. --label: another name for a backend with other settings, `ours:noshare` say.
 small: a small model with weights that tell tokens apart. First `smoke`: 32 rows on one prefix, and
 with --against it ends there when they are not the other backend's; then `tokens`: greedy answers to
 200 prompts on shared prefixes; for ours then 100 rows on one prefix for 1,000 steps, and `large`:
@@ -162,8 +167,12 @@ def load(args, folder, **options):
         "tensor_parallel_size": args.tensor_parallel,
         "seed": 0,
     }
+    given.update(options)
+    if args.kv_gib:  # not what is free: engines side by side would count each other's memory
+        given["kv_cache_memory_bytes"] = int(args.kv_gib * 2**30)
+        given["gpu_memory_utilization"] = 0.1
     began = time.time()
-    llm = LLM(**{**given, **options})
+    llm = LLM(**given)
     print(f"loaded in {time.time() - began:.0f} s", flush=True)
     return llm
 
@@ -235,7 +244,7 @@ def record(args, what, **values):
     with open(args.out, "a", encoding="utf-8") as f:
         f.write(json.dumps(line) + "\n")
     shown = {k: v for k, v in values.items() if k not in ("answers", "counters")}
-    print(what, args.backend, shown, flush=True)
+    print(what, args.facts["backend"], shown, flush=True)
 
 
 def records(paths, what):
@@ -268,19 +277,61 @@ class Clock:
             self.longest = max(self.longest, time.monotonic() - began)
 
 
-def plain_cells(args, llm, token, repetitions):
-    steps = args.steps
-    for name, lengths in PLAIN.items():
-        prompts = [[token() for _ in range(n)] for n in lengths]
-        if time.monotonic() > args.clock.end:
+class Turns:
+    """Engines that share a GPU measure one after the other: a file holds whose turn it is."""
+
+    def __init__(self, path, turn):
+        self.path = path
+        at, _, of = turn.partition("/")
+        self.at, self.of = int(at), int(of or 1)
+        self.waits = 120.0  # for an engine that may have died
+
+    def number(self):
+        """-1: the file says something else, and nobody begins."""
+        try:
+            with open(self.path, encoding="utf-8") as f:
+                text = f.read().strip()
+        except FileNotFoundError:
+            return 0
+        return int(text) if text.isdigit() else -1
+
+    def mine(self):
+        number = self.number()
+        return number >= 0 and number % self.of == self.at
+
+    def __enter__(self):
+        if self.path is None:
             return
+        began = time.monotonic()
+        while not self.mine():
+            if time.monotonic() - began > self.waits:
+                print(f"turn {self.number()} does not end; on without turns")
+                self.path = None
+                return
+            time.sleep(0.002)
+
+    def __exit__(self, *_):
+        if self.path is None:
+            return
+        with open(self.path + ".next", "w", encoding="utf-8") as f:
+            f.write(str(self.number() + 1))
+        os.replace(self.path + ".next", self.path)
+
+
+def plain_cell(args, llm, token, name, repetitions):
+    steps = args.steps
+    prompts = [[token() for _ in range(n)] for n in PLAIN[name]]
+    if time.monotonic() > args.clock.end:
+        return
+    with args.turn:
         generate(llm, prompts, 1)  # fills the prefix cache
-        for _ in args.clock.repetitions(repetitions, name):
+    for _ in args.clock.repetitions(repetitions, name):
+        with args.turn:
             counters(args, reset=True)
             short, _ = generate(llm, prompts, 2)
             long, _ = generate(llm, prompts, steps + 2)
-            ms = (long - short) / steps * 1e3
-            record(args, "cell", cell=name, step_ms=ms, steps=steps, counters=counters(args))
+        ms = (long - short) / steps * 1e3
+        record(args, "cell", cell=name, step_ms=ms, steps=steps, counters=counters(args))
 
 
 class Workload:
@@ -314,14 +365,16 @@ class Workload:
 def workload(args, llm, made, cell, token, repetitions):
     name, _, groups = cell.partition("_")
     if name not in made:
-        made[name] = Workload(llm, token, name)
+        with args.turn:
+            made[name] = Workload(llm, token, name)
     work = made[name]
     key, batches = "mixed_tps", [work.everything]
     if groups:
         key, batches = "homogeneous_tps", work.groups
     for _ in args.clock.repetitions(repetitions, cell):
-        counters(args, reset=True)
-        values = {key: work.rate(llm, batches, args.tokens), "decode_tokens": args.tokens}
+        with args.turn:
+            counters(args, reset=True)
+            values = {key: work.rate(llm, batches, args.tokens), "decode_tokens": args.tokens}
         record(args, "cell", cell=name, **values, counters=counters(args))
 
 
@@ -329,9 +382,9 @@ def measure(args):
     given = [cell.partition(":") for cell in args.cells.split(",")]
     cells = [(name, int(count or 3)) for name, _, count in given]
     for name, _ in cells:
-        if name != "plain" and name.removesuffix("_groups") not in WORKLOADS:
+        if name not in ("plain", *PLAIN) and name.removesuffix("_groups") not in WORKLOADS:
             raise SystemExit(f"--cells: {name} is not known")
-    args.clock = Clock(args.seconds)
+    args.clock, args.turn = Clock(args.seconds), Turns(args.turns, args.turn)
     llm = load(
         args,
         model_folder("llama3-8b-shape", LLAMA3_8B),
@@ -342,6 +395,8 @@ def measure(args):
         compilation_config=graphs([1, 8, 32, 64, 100, 128, 256, 512, 800]),
     )
     args.facts = environment(args)
+    if args.label:
+        args.facts["backend"] = args.label
     token, made = random.Random(1), {}
 
     def draw():
@@ -350,7 +405,10 @@ def measure(args):
     generate(llm, [[draw() for _ in range(64)]], 4)
     for name, repetitions in cells:
         if name == "plain":
-            plain_cells(args, llm, draw, repetitions)
+            for one in PLAIN:
+                plain_cell(args, llm, draw, one, repetitions)
+        elif name in PLAIN:
+            plain_cell(args, llm, draw, name, repetitions)
         else:
             workload(args, llm, made, name, draw, repetitions)
     return 0
@@ -628,11 +686,15 @@ def main():
         verb.add_argument("--out", required=True, metavar="JSONL")
         verb.add_argument("--backend", choices=("stock", "ours"), default="ours")
         verb.add_argument("--tensor-parallel", type=int, default=1)
+        verb.add_argument("--kv-gib", type=float, default=0.0, help="of the KV cache")
     verb = verbs.choices["measure"]
     verb.add_argument("--cells", default="p10k:3,p2k:3,plain:3,p10k_groups:3,p2k_groups:3")
     verb.add_argument("--tokens", type=int, default=256)
     verb.add_argument("--steps", type=int, default=256)
     verb.add_argument("--seconds", type=float, default=3600.0)
+    verb.add_argument("--turns", metavar="FILE")
+    verb.add_argument("--turn", default="0/1", metavar="I/N")
+    verb.add_argument("--label")
     verbs.choices["small"].add_argument("--kv-cache-dtype", default="auto")
     verbs.choices["small"].add_argument("--against", metavar="JSONL")
     for name in ("compare", "same"):

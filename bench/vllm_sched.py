@@ -158,6 +158,7 @@ def run(args):
         return 0
     llm, scheduler = load(args)
     timed, facts = Timed(scheduler), decode.environment(args)
+    turn = decode.Turns(args.turns, args.turn)
     ends, longest, warm = time.monotonic() + args.seconds, 0.0, None
     for cell, rep, variant in wanted:
         if time.monotonic() + longest > ends:
@@ -165,14 +166,16 @@ def run(args):
             return 3
         prompts, answers = workload(*CELLS[cell])
         if warm != cell:
-            generate(llm, prompts, [1] * len(prompts))
+            with turn:
+                generate(llm, prompts, [1] * len(prompts))
             warm = cell
         if VARIANTS[variant] is not None:
             scheduler.use(VARIANTS[variant])
         timed.reset()
         decode.counters(args, reset=True)
         began = time.monotonic()
-        seconds = generate(llm, prompts, answers)
+        with turn:
+            seconds = generate(llm, prompts, answers)
         longest = max(longest, time.monotonic() - began)
         line = {
             "what": "sched",
@@ -248,7 +251,10 @@ def main():
     one.add_argument("--variants", default=",".join(v for v in VARIANTS if v != "vllm"))
     one.add_argument("--reps", type=int, default=3)
     one.add_argument("--seconds", type=float, default=1e9, help="end within so many")
+    one.add_argument("--turns", metavar="FILE", help="as vllm_decode.py's, with --turn")
+    one.add_argument("--turn", default="0/1", metavar="I/N")
     one.add_argument("--tensor-parallel", type=int, default=1)
+    one.add_argument("--kv-gib", type=float, default=0.0, help="of the KV cache")
     two = verbs.add_parser("table")
     two.add_argument("file")
     two.add_argument("--csv")
