@@ -192,7 +192,8 @@ typedef struct pkv_dense_ops {
                      pkv_error *err);
   pkv_status (*rope)(pkv_executor *executor, const pkv_dense_rope_params *p, void *stream,
                      pkv_error *err);
-  /* NULL: the backend has none, and pkv_device_attention does it. */
+  /* Whether `prefill` covers them; where not, or NULL, pkv_device_attention does it. */
+  int32_t (*prefill_takes)(pkv_executor *executor, const pkv_dense_prefill_params *p);
   pkv_status (*prefill)(pkv_executor *executor, const pkv_dense_prefill_params *p, void *stream,
                         pkv_error *err);
   size_t (*sample_bytes)(int32_t m, int32_t vocab);

@@ -35,6 +35,7 @@ static void take_inputs(pkv_device_inputs *in, layout *l, const pkv_device_forwa
   in->logit_rows = take(l, o->max_logits, 1, sizeof *in->logit_rows);
   for (int i = 0; i < PKV_DEVICE_CLASSES; i++)
     in->seq_len[i] = take(l, o->max_rows[i], 1, sizeof *in->seq_len[i]);
+  in->first = take(l, o->max_rows[PKV_DEVICE_CLASSES - 1] + 1, 1, sizeof *in->first);
 }
 
 static void take_buffers(pkv_device_forward *f, layout *l) {
@@ -210,23 +211,55 @@ static void pad_inputs(pkv_device_forward *f, int32_t first, int32_t end, int32_
     f->host.logit_rows[i] = 0;
 }
 
-/* What changed of the rows' tables; mostly nothing, or one page of a few rows. */
-static pkv_status send_tables(pkv_device_forward *f, const pkv_forward_group *g, int index,
-                              pkv_error *err) {
+/* What changed of row `row`'s table; mostly nothing, or one page. */
+static pkv_status send_table(pkv_device_forward *f, int index, int32_t row, const int32_t *now,
+                             int32_t seq_len, pkv_error *err) {
   const pkv_device_class *c = &f->classes[index];
+  int32_t *known = c->known + (int64_t)row * f->options.max_pages;
+  int32_t first = 0, end = (seq_len + f->options.page_tokens - 1) / f->options.page_tokens;
+  while (first < end && known[first] == now[first])
+    first++;
+  while (end > first && known[end - 1] == now[end - 1])
+    end--;
+  if (first == end) return PKV_OK;
+  memcpy(known + first, now + first, (size_t)(end - first) * sizeof *now);
+  return f->executor->device_ops->copy(
+      f->executor, c->table + (int64_t)row * f->options.max_pages + first, known + first,
+      (size_t)(end - first) * sizeof *now, f->stream, err);
+}
+
+static pkv_status send_rows(pkv_device_forward *f, const pkv_forward_group *g, int index,
+                            pkv_error *err) {
+  memcpy(f->host.seq_len[index], g->seq_len, (size_t)g->rows * sizeof *g->seq_len);
+  for (int32_t r = 0; r < g->rows; r++)
+    PKV_TRY(
+        send_table(f, index, r, g->block_table + r * g->block_table_stride, g->seq_len[r], err));
+  return PKV_OK;
+}
+
+/* Whether row r + 1 goes on where row r ends: the same page holds the newest token of r in both,
+   and such a page is one request's alone. */
+static bool goes_on(const pkv_device_forward *f, const pkv_forward_group *g, int32_t r) {
+  const int32_t page = (g->seq_len[r] - 1) / f->options.page_tokens;
+  return r + 1 < g->rows && g->seq_len[r + 1] == g->seq_len[r] + g->q_len &&
+         g->block_table[r * g->block_table_stride + page] ==
+             g->block_table[(r + 1) * g->block_table_stride + page];
+}
+
+/* Rows of one prompt in a row become one chunk. */
+static pkv_status send_chunks(pkv_device_forward *f, const pkv_forward_group *g, int index,
+                              pkv_device_pass *pass, pkv_error *err) {
+  int32_t begin = 0;
+  f->host.first[0] = 0;
   for (int32_t r = 0; r < g->rows; r++) {
-    const int32_t *now = g->block_table + r * g->block_table_stride;
-    int32_t *known = c->known + (int64_t)r * f->options.max_pages;
-    int32_t first = 0, end = (g->seq_len[r] + f->options.page_tokens - 1) / f->options.page_tokens;
-    while (first < end && known[first] == now[first])
-      first++;
-    while (end > first && known[end - 1] == now[end - 1])
-      end--;
-    if (first == end) continue;
-    memcpy(known + first, now + first, (size_t)(end - first) * sizeof *now);
-    PKV_TRY(f->executor->device_ops->copy(
-        f->executor, c->table + (int64_t)r * f->options.max_pages + first, known + first,
-        (size_t)(end - first) * sizeof *now, f->stream, err));
+    const int32_t tokens = (r + 1 - begin) * g->q_len;
+    if (goes_on(f, g, r)) continue;
+    f->host.seq_len[index][pass->chunks] = g->seq_len[r];
+    PKV_TRY(send_table(f, index, pass->chunks, g->block_table + r * g->block_table_stride,
+                       g->seq_len[r], err));
+    f->host.first[++pass->chunks] = (r + 1) * g->q_len;
+    if (tokens > pass->longest) pass->longest = tokens;
+    begin = r + 1;
   }
   return PKV_OK;
 }
@@ -290,6 +323,10 @@ static pkv_status capture_all(pkv_device_forward *f, pkv_error *err) {
 pkv_status pkv_device_forward_attach(pkv_device_forward *f, const pkv_cache *caches,
                                      pkv_error *err) {
   memcpy(f->caches, caches, (size_t)f->model->hp.layers * sizeof *caches);
+  const pkv_device_pass one = {.chunks = 1, .longest = 1 << (PKV_DEVICE_CLASSES - 1)};
+  const pkv_dense_prefill_params chunk = pkv_device_pass_chunks(f, 0, &one);
+  f->prefills =
+      f->executor->dense->prefill_takes && f->executor->dense->prefill_takes(f->executor, &chunk);
   if (f->options.max_rows[0] == 0 || !f->executor->dense->graph_begin) return PKV_OK;
   return capture_all(f, err);
 }
@@ -359,8 +396,8 @@ static pkv_status read_batch(pkv_device_forward *f, pkv_device_pass *pass,
     pass->first[index] = g->first_token;
     pass->rows[index] = g->rows;
     if (index == 0) pass->shared = g->shares && f->classes[0].shared_plan;
-    memcpy(f->host.seq_len[index], g->seq_len, (size_t)g->rows * sizeof *g->seq_len);
-    PKV_TRY(send_tables(f, g, index, err));
+    PKV_TRY(index == PKV_DEVICE_CLASSES - 1 && f->prefills ? send_chunks(f, g, index, pass, err)
+                                                           : send_rows(f, g, index, err));
   }
   pass->alone = pass->rows[0] == pass->tokens;
   memcpy(f->host.ids, b->ids, (size_t)b->tokens * sizeof *b->ids);

@@ -16,6 +16,7 @@ typedef struct pkv_device_inputs {
   int32_t *ids, *positions;             /* [max_tokens] */
   int32_t *logit_rows;                  /* [max_logits] */
   int32_t *seq_len[PKV_DEVICE_CLASSES]; /* [max_rows of the class] */
+  int32_t *first;                       /* [max_rows of the last class + 1], see prefills */
 } pkv_device_inputs;
 
 typedef struct pkv_device_class {
@@ -31,6 +32,9 @@ typedef struct pkv_device_pass {
   int32_t first[PKV_DEVICE_CLASSES], rows[PKV_DEVICE_CLASSES]; /* by class */
   bool shared;                                                 /* class 0 by the shared plan */
   bool alone; /* rows of class 0 only, each at its newest token */
+  /* Of the last class: its rows are so many chunks of prompts, which the prefill kernel takes;
+     0: rows of 64 tokens by their plan. */
+  int32_t chunks, longest;
 } pkv_device_pass;
 
 typedef struct pkv_device_graph {
@@ -48,6 +52,7 @@ struct pkv_device_forward {
   pkv_cache *caches; /* [layers] */
   pkv_device_class classes[PKV_DEVICE_CLASSES];
   int64_t qkv_width, logit_stride;
+  bool prefills; /* the device has a kernel for chunks of prompts of this shape */
 
   void *memory; /* device: all buffers */
   size_t memory_bytes;
@@ -69,6 +74,9 @@ struct pkv_device_forward {
   int32_t graph_count;
 };
 
+/* The attention of a pass's chunks in a layer. */
+pkv_dense_prefill_params pkv_device_pass_chunks(const pkv_device_forward *f, int32_t layer,
+                                                const pkv_device_pass *pass);
 /* Puts plans, layers, head and sampling on the stream. */
 pkv_status pkv_device_pass_run(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err);
 

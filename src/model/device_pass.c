@@ -3,9 +3,10 @@
  * One pass on the stream: plans from the lengths that lie on the device, then the layers, the head
  * and the likeliest tokens. Nothing here waits or looks at a result: a pass can be captured.
  */
-#include "model/device_forward_parts.h"
+#include <math.h>
 
 #include "base/status.h"
+#include "model/device_forward_parts.h"
 
 /* ---- attention ---- */
 
@@ -18,6 +19,10 @@ static pkv_sharing sharing_of(const pkv_device_forward *f) {
   return s;
 }
 
+static bool is_chunked(const pkv_device_pass *pass, int index) {
+  return index == PKV_DEVICE_CLASSES - 1 && pass->chunks > 0;
+}
+
 static pkv_status build_plans(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
   for (int i = 0; i < PKV_DEVICE_CLASSES; i++) {
     const pkv_device_class *c = &f->classes[i];
@@ -26,7 +31,7 @@ static pkv_status build_plans(pkv_device_forward *f, const pkv_device_pass *pass
     /* Two steps behind: alone, the kernel ahead of attention writes each row's newest token only;
        in a mixed batch it may write any. */
     const int32_t overlap = pass->alone ? 2 : 1;
-    if (pass->rows[i] == 0) continue;
+    if (pass->rows[i] == 0 || is_chunked(pass, i)) continue;
     if (shared) {
       const pkv_sharing sharing = sharing_of(f);
       PKV_TRY(pkv_device_plan_build_shared(c->shared_plan, pass->rows[i], seq_len, &sharing,
@@ -47,6 +52,38 @@ static char *at_row(void *base, int64_t row, int64_t width) {
   return (char *)base + row * width * 2;
 }
 
+pkv_dense_prefill_params pkv_device_pass_chunks(const pkv_device_forward *f, int32_t layer,
+                                                const pkv_device_pass *pass) {
+  const int last = PKV_DEVICE_CLASSES - 1;
+  const pkv_hparams *hp = &f->model->hp;
+  const int64_t width = (int64_t)hp->query_heads * hp->head_dim;
+  pkv_dense_prefill_params p = {0};
+  p.act = f->weights->act;
+  p.rows = pass->chunks;
+  p.tokens = pass->rows[last] << last;
+  p.longest = pass->longest;
+  p.first = f->device.first;
+  p.seq_len = f->device.seq_len[last];
+  p.cache = f->caches[layer];
+  p.block_table = f->classes[last].table;
+  p.block_table_stride = f->options.max_pages;
+  p.max_pages = f->options.max_pages;
+  p.query_heads = hp->query_heads;
+  p.q = at_row(f->qkv, pass->first[last], f->qkv_width);
+  p.q_stride = f->qkv_width;
+  p.out = at_row(f->attended, pass->first[last], width);
+  p.out_stride = width;
+  p.scale = f->model->attn_scale > 0.0f ? f->model->attn_scale : 1.0f / sqrtf((float)hp->head_dim);
+  p.window = f->model->layers[layer].local ? hp->window : 0;
+  return p;
+}
+
+static pkv_status attend_chunks(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
+                                pkv_error *err) {
+  const pkv_dense_prefill_params p = pkv_device_pass_chunks(f, layer, pass);
+  return f->executor->dense->prefill(f->executor, &p, f->stream, err);
+}
+
 static pkv_status attend(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
                          pkv_error *err) {
   const pkv_hparams *hp = &f->model->hp;
@@ -55,6 +92,10 @@ static pkv_status attend(pkv_device_forward *f, int32_t layer, const pkv_device_
   for (int i = PKV_DEVICE_CLASSES; i-- > 0;) {
     const pkv_device_class *c = &f->classes[i];
     if (pass->rows[i] == 0) continue;
+    if (is_chunked(pass, i)) {
+      PKV_TRY(attend_chunks(f, layer, pass, err));
+      continue;
+    }
     pkv_device_plan *plan = i == 0 && pass->shared ? c->shared_plan : c->plan;
     pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
     args.cache = &f->caches[layer];

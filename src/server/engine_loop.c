@@ -266,7 +266,8 @@ static bool step(pkv_loop *loop, int *failures, pkv_error *err) {
   if (count > 0) wake(loop);
   if (status == PKV_OK && count == 0 && loop->counters.engine.steps == before)
     wait_for_clients(loop);
-  *failures = status == PKV_OK ? 0 : *failures + 1;
+  /* A device that has failed stays so. */
+  *failures = status == PKV_OK ? 0 : status == PKV_E_DEVICE ? FAILED_STEPS : *failures + 1;
   if (status != PKV_OK) pkv_log(PKV_LOG_ERROR, "server", "a step failed: %s", err->text);
   return *failures < FAILED_STEPS;
 }

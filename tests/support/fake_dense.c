@@ -277,6 +277,49 @@ static pkv_status run_sample(pkv_executor *executor, const void *params, pkv_err
   return PKV_OK;
 }
 
+/* Row r's new token number t, head h: softmax over the keys that it sees, in double. */
+static void attend_one(const pkv_dense_prefill_params *p, int32_t r, int32_t t, int32_t h) {
+  const pkv_cache *c = &p->cache;
+  const int32_t d = c->head_dim, kv = h / (p->query_heads / c->kv_heads);
+  const int32_t fresh = p->first[r + 1] - p->first[r], last = p->seq_len[r] - fresh + t;
+  const int32_t begin = p->window > 0 && last + 1 > p->window ? last + 1 - p->window : 0;
+  const int64_t q = (p->first[r] + t) * p->q_stride + (int64_t)h * d;
+  double out[2 * PKV_ROPE_PAIRS] = {0.0}, sum = 0.0;
+  for (int32_t key = begin; key <= last; key++) {
+    const int64_t page = p->block_table[r * p->block_table_stride + key / c->page_tokens];
+    const int64_t in = key % c->page_tokens;
+    const int64_t k = page * c->k_page_stride + in * c->k_token_stride + kv * c->k_head_stride;
+    const int64_t v = page * c->v_page_stride + in * c->v_token_stride + kv * c->v_head_stride;
+    double score = 0.0;
+    for (int32_t i = 0; i < d; i++)
+      score += (double)pkv_load(p->q, p->act, q + i) * (double)pkv_load(c->k, c->dtype, k + i);
+    const double weight = exp(score * (double)p->scale); /* scores of tests are small */
+    sum += weight;
+    for (int32_t i = 0; i < d; i++)
+      out[i] += weight * (double)pkv_load(c->v, c->dtype, v + i);
+  }
+  for (int32_t i = 0; i < d; i++)
+    pkv_store(p->out, p->act, (p->first[r] + t) * p->out_stride + (int64_t)h * d + i,
+              (float)(out[i] / sum));
+}
+
+static int32_t fake_prefill_takes(pkv_executor *executor, const pkv_dense_prefill_params *p) {
+  (void)executor;
+  return fake_device_state.prefills && p->cache.dtype == p->act;
+}
+
+static pkv_status run_prefill(pkv_executor *executor, const void *params, pkv_error *err) {
+  const pkv_dense_prefill_params *p = params;
+  (void)executor;
+  (void)err;
+  fake_device_state.chunks += p->rows;
+  for (int32_t r = 0; r < p->rows; r++)
+    for (int32_t t = 0; t < p->first[r + 1] - p->first[r]; t++)
+      for (int32_t h = 0; h < p->query_heads; h++)
+        attend_one(p, r, t, h);
+  return PKV_OK;
+}
+
 #define PUT(name, type)                                                                            \
   static pkv_status fake_##name(pkv_executor *executor, const type *p, void *stream,               \
                                 pkv_error *err) {                                                  \
@@ -287,6 +330,7 @@ PUT(embed, pkv_dense_embed_params)
 PUT(matmul, pkv_dense_matmul_params)
 PUT(norm, pkv_dense_norm_params)
 PUT(rope, pkv_dense_rope_params)
+PUT(prefill, pkv_dense_prefill_params)
 
 static size_t fake_sample_bytes(int32_t m, int32_t vocab) {
   (void)m;
@@ -320,6 +364,8 @@ const pkv_dense_ops fake_dense_ops = {
     .matmul = fake_matmul,
     .norm = fake_norm,
     .rope = fake_rope,
+    .prefill_takes = fake_prefill_takes,
+    .prefill = fake_prefill,
     .sample_bytes = fake_sample_bytes,
     .sample = fake_sample,
 };

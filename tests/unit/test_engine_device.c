@@ -128,6 +128,24 @@ static void test_same_text(void **state) {
   assert_int_equal(fake_device_state.live, 0);
 }
 
+/* Chunks of prompts through a kernel of their own: several requests' in a step. */
+static void test_prefill(void **state) {
+  (void)state;
+  pkv_error err = {0};
+  pkv_engine *engine = NULL;
+  run_cpu(0.0f);
+  pkv_engine_options o = device_options();
+  o.prefill_chunk = 300;
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.prefills = 1;
+  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  submit_all(engine, on_device, 0.0f);
+  (void)drive_all(engine, 10000);
+  same_texts();
+  assert_true(fake_device_state.chunks > 3);
+  drive_finish(engine);
+}
+
 /* Sampled on the host from the device's logits. */
 static void test_same_samples(void **state) {
   (void)state;
@@ -253,9 +271,9 @@ static void test_failing_steps(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_same_text),    cmocka_unit_test(test_same_samples),
-      cmocka_unit_test(test_preempted),    cmocka_unit_test(test_forks),
-      cmocka_unit_test(test_refused),      cmocka_unit_test(test_failures),
-      cmocka_unit_test(test_failing_steps)};
+      cmocka_unit_test(test_same_text), cmocka_unit_test(test_same_samples),
+      cmocka_unit_test(test_prefill),   cmocka_unit_test(test_preempted),
+      cmocka_unit_test(test_forks),     cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_failures),  cmocka_unit_test(test_failing_steps)};
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
