@@ -196,6 +196,8 @@ typedef struct pkv_dense_ops {
   int32_t (*prefill_takes)(pkv_executor *executor, const pkv_dense_prefill_params *p);
   pkv_status (*prefill)(pkv_executor *executor, const pkv_dense_prefill_params *p, void *stream,
                         pkv_error *err);
+  /* 1: `sample` takes rows; 0: greedy only. */
+  int32_t (*samples)(pkv_executor *executor);
   size_t (*sample_bytes)(int32_t m, int32_t vocab);
   pkv_status (*sample)(pkv_executor *executor, const pkv_dense_sample_params *p, void *stream,
                        pkv_error *err);

@@ -138,6 +138,7 @@ pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_err
   e->logit_rows = pkv_alloc_zeroed(a, logits, sizeof *e->logit_rows);
   e->logits = pkv_alloc(a, logit_bytes);
   e->sampled = pkv_alloc_zeroed(a, logits, sizeof *e->sampled);
+  e->sample_rows = pkv_alloc_zeroed(a, logits, sizeof *e->sample_rows);
   e->decode_len = pkv_alloc_zeroed(a, (size_t)e->options.max_rows, sizeof *e->decode_len);
   e->scratch.candidates = pkv_alloc_zeroed(a, head, sizeof *e->scratch.candidates);
   e->scratch.weights = pkv_alloc_zeroed(a, head, sizeof *e->scratch.weights);
@@ -146,7 +147,7 @@ pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_err
   PKV_CHECK(err,
             e->ids != NULL && e->positions != NULL && e->slots != NULL && e->logit_tokens != NULL &&
                 e->logit_rows != NULL && e->logits != NULL && e->sampled != NULL &&
-                e->decode_len != NULL && e->scratch.candidates != NULL &&
+                e->sample_rows != NULL && e->decode_len != NULL && e->scratch.candidates != NULL &&
                 e->scratch.weights != NULL && e->edited != NULL && e->counts != NULL,
             PKV_E_NOMEM, "no memory for a batch of %zu tokens and %zu rows of %zu logits", tokens,
             logits, head);
@@ -175,6 +176,7 @@ void pkv_batch_destroy(pkv_engine *engine) {
   pkv_free(a, e->logit_rows, logits * sizeof *e->logit_rows);
   pkv_free(a, e->logits, logits * head * sizeof *e->logits);
   pkv_free(a, e->sampled, logits * sizeof *e->sampled);
+  pkv_free(a, e->sample_rows, logits * sizeof *e->sample_rows);
   pkv_free(a, e->decode_len, (size_t)e->options.max_rows * sizeof *e->decode_len);
   pkv_free(a, e->scratch.candidates, head * sizeof *e->scratch.candidates);
   pkv_free(a, e->scratch.weights, head * sizeof *e->scratch.weights);
@@ -207,7 +209,7 @@ static pkv_status add_row(pkv_engine *e, pkv_q_class *c, int32_t slot, int32_t f
     PKV_CHECK(err, e->logit_count < e->max_logits, PKV_E_INTERNAL,
               "a step needs more than %d rows of logits", (int)e->max_logits);
     e->logit_tokens[e->logit_count] = at;
-    if (e->weights != NULL) e->reads_logits |= pkv_engine_device_reads(e, s);
+    if (e->weights != NULL) pkv_engine_device_row(e, e->logit_count, s);
     e->logit_rows[e->logit_count++] = (pkv_logit_row){slot, first + i};
   }
   e->tokens += q_len;

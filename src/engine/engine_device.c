@@ -137,10 +137,15 @@ void pkv_engine_device_end(pkv_engine *e) {
   pkv_device_weights_destroy(e->weights);
 }
 
-bool pkv_engine_device_reads(const pkv_engine *e, const pkv_seq *s) {
+void pkv_engine_device_row(pkv_engine *e, int32_t row, const pkv_seq *s) {
   const bool early = s->known - s->prompt < s->min_tokens;
   const pkv_edit_context context = {s->tokens, s->prompt, s->known, e->ends,
                                     early ? e->end_count : 0};
-  return s->sampling.temperature > 0.0f || s->logprobs || s->scoring || s->guide >= 0 ||
-         pkv_logit_edit_needed(&s->edit, &context);
+  const pkv_sampling *how = &s->sampling;
+  e->sample_rows[row] = (pkv_dense_sample_row){
+      how->temperature, how->top_k, how->top_p, how->min_p, how->seed, how->stream, s->known};
+  if (s->logprobs || s->scoring || s->guide >= 0 ||
+      (how->temperature > 0.0f && !pkv_device_forward_samples(e->device)) ||
+      pkv_logit_edit_needed(&s->edit, &context))
+    e->reads_logits = true;
 }

@@ -148,8 +148,9 @@ struct pkv_engine {
   int64_t *slots;           /* [max_tokens] */
   int32_t *logit_tokens;    /* [max_logits] */
   pkv_logit_row *logit_rows;
-  float *logits;     /* [max_logits, hparams.vocab] */
-  int32_t *sampled;  /* device: [max_logits] the likeliest tokens */
+  float *logits;                     /* [max_logits, hparams.vocab] */
+  int32_t *sampled;                  /* device: [max_logits] the tokens that it chose ... */
+  pkv_dense_sample_row *sample_rows; /* ... by these, where it samples */
   bool reads_logits; /* device: some row of the step needs more than its likeliest token */
   int32_t tokens, decode_tokens, logit_count;
   pkv_q_class classes[PKV_Q_CLASSES]; /* by q_len 1, 2, 4, ... */
@@ -231,8 +232,9 @@ pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *engine, pkv_error
 pkv_status pkv_engine_device_forward(pkv_engine *engine, pkv_error *err);
 pkv_status pkv_engine_device_pool(pkv_engine *engine, pkv_error *err);
 void pkv_engine_device_end(pkv_engine *engine);
-/* Whether the row's token needs its logits on the host. */
-bool pkv_engine_device_reads(const pkv_engine *engine, const pkv_seq *s);
+/* Row `row` of logits is this request's: how its token is chosen. Sets reads_logits where that
+   needs logits on the host. */
+void pkv_engine_device_row(pkv_engine *engine, int32_t row, const pkv_seq *s);
 
 /* guide.c */
 /* Of one more answer; E_LIMIT: too many different ones. May allocate. */

@@ -186,6 +186,8 @@ static pkv_status forward(pkv_engine *e, pkv_error *err) {
       .logit_count = e->logit_count,
       .logits = e->weights == NULL || e->reads_logits ? e->logits : NULL,
       .sampled = e->sampled,
+      .sample_rows =
+          e->device != NULL && pkv_device_forward_samples(e->device) ? e->sample_rows : NULL,
   };
   if (e->weights != NULL) {
     const pkv_status copied = e->copy_status;

@@ -30,6 +30,7 @@ static void *take(layout *l, int64_t count, int64_t width, size_t size) {
 
 static void take_inputs(pkv_device_inputs *in, layout *l, const pkv_device_forward_options *o) {
   in->slots = take(l, o->max_tokens, 1, sizeof *in->slots);
+  in->sample_rows = take(l, o->max_logits, 1, sizeof *in->sample_rows);
   in->ids = take(l, o->max_tokens, 1, sizeof *in->ids);
   in->positions = take(l, o->max_tokens, 1, sizeof *in->positions);
   in->logit_rows = take(l, o->max_logits, 1, sizeof *in->logit_rows);
@@ -165,6 +166,7 @@ pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *
   f->options = *options;
   f->qkv_width = weights->layers[0].qkv.n;
   f->logit_stride = ((int64_t)model->hp.vocab + 7) / 8 * 8;
+  f->samples = f->executor->dense->samples && f->executor->dense->samples(f->executor);
   const pkv_status status = create_parts(f, err);
   if (status != PKV_OK) {
     pkv_device_forward_destroy(f);
@@ -172,6 +174,10 @@ pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *
   }
   *out = f;
   return PKV_OK;
+}
+
+bool pkv_device_forward_samples(const pkv_device_forward *f) {
+  return f->samples;
 }
 
 void pkv_device_forward_destroy(pkv_device_forward *f) {
@@ -207,8 +213,10 @@ static void pad_inputs(pkv_device_forward *f, int32_t first, int32_t end, int32_
     f->host.slots[i] = -1;
     f->host.seq_len[0][i] = 0;
   }
-  for (int32_t i = first_logit; i < end; i++)
+  for (int32_t i = first_logit; i < end; i++) {
     f->host.logit_rows[i] = 0;
+    f->host.sample_rows[i] = (pkv_dense_sample_row){0};
+  }
 }
 
 /* What changed of row `row`'s table; mostly nothing, or one page. */
@@ -403,8 +411,14 @@ static pkv_status read_batch(pkv_device_forward *f, pkv_device_pass *pass,
   memcpy(f->host.ids, b->ids, (size_t)b->tokens * sizeof *b->ids);
   memcpy(f->host.positions, b->positions, (size_t)b->tokens * sizeof *b->positions);
   memcpy(f->host.slots, b->slots, (size_t)b->tokens * sizeof *b->slots);
-  if (b->logit_count > 0)
-    memcpy(f->host.logit_rows, b->logit_tokens, (size_t)b->logit_count * sizeof *b->logit_tokens);
+  if (b->logit_count == 0) return PKV_OK;
+  const size_t logits = (size_t)b->logit_count;
+  PKV_CHECK(err, !b->sample_rows || f->samples, PKV_E_UNSUPPORTED, "the device does not sample");
+  memcpy(f->host.logit_rows, b->logit_tokens, logits * sizeof *b->logit_tokens);
+  if (b->sample_rows)
+    memcpy(f->host.sample_rows, b->sample_rows, logits * sizeof *b->sample_rows);
+  else
+    memset(f->host.sample_rows, 0, logits * sizeof *b->sample_rows);
   return PKV_OK;
 }
 

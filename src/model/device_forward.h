@@ -34,6 +34,8 @@ void pkv_device_forward_destroy(pkv_device_forward *forward);
    is written to the caches) and captures it. */
 pkv_status pkv_device_forward_attach(pkv_device_forward *forward, const pkv_cache *caches,
                                      pkv_error *err);
+/* Whether passes may have sample_rows. */
+bool pkv_device_forward_samples(const pkv_device_forward *forward);
 /* Returns when `sampled`, and `logits` where it is not NULL, are there. Groups are one a class,
    with rows, q_len and seq_len instead of plans. */
 pkv_status pkv_device_forward_run(pkv_device_forward *forward, const pkv_forward_batch *batch,

@@ -13,6 +13,7 @@
 /* The integers of a batch. The host's copy has the same layout as the device's: one transfer. */
 typedef struct pkv_device_inputs {
   int64_t *slots;                       /* [max_tokens] */
+  pkv_dense_sample_row *sample_rows;    /* [max_logits] */
   int32_t *ids, *positions;             /* [max_tokens] */
   int32_t *logit_rows;                  /* [max_logits] */
   int32_t *seq_len[PKV_DEVICE_CLASSES]; /* [max_rows of the class] */
@@ -52,6 +53,7 @@ struct pkv_device_forward {
   pkv_cache *caches; /* [layers] */
   pkv_device_class classes[PKV_DEVICE_CLASSES];
   int64_t qkv_width, logit_stride;
+  bool samples;  /* the device samples; else it finds the likeliest tokens only */
   bool prefills; /* the device has a kernel for chunks of prompts of this shape */
 
   void *memory; /* device: all buffers */

@@ -241,6 +241,7 @@ static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv
                                           .vocab = f->options.sampled_vocab,
                                           .logits = f->logits,
                                           .stride = f->logit_stride,
+                                          .rows = f->samples ? f->device.sample_rows : NULL,
                                           .ids = f->sampled,
                                           .scratch = f->sample_scratch};
   return dense->sample(f->executor, &sample, f->stream, err);

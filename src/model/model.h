@@ -64,8 +64,11 @@ typedef struct pkv_forward_batch {
   int32_t group_count;
   const int32_t *logit_tokens; /* [logit_count]: which tokens of the batch need logits */
   int32_t logit_count;
-  float *logits;    /* [logit_count, vocab] */
-  int32_t *sampled; /* a device: [logit_count] the likeliest tokens, -1 = not finite */
+  float *logits; /* [logit_count, vocab] */
+  /* A device: [logit_count] tokens, by sample_rows [logit_count] or, NULL, the likeliest ones;
+     -1 = not finite. */
+  int32_t *sampled;
+  const struct pkv_dense_sample_row *sample_rows;
 } pkv_forward_batch;
 
 /* Scratch and tables of forward passes on one executor: single-owner, sized at creation,

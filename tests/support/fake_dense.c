@@ -9,6 +9,7 @@
 #include "backend/device_ops.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "engine/sampling.h"
 #include "support/fake_device.h"
 
 /* ------------------------------------------------------------------ memory, streams, graphs */
@@ -259,6 +260,24 @@ static pkv_status run_rope(pkv_executor *executor, const void *params, pkv_error
   return PKV_OK;
 }
 
+static int32_t sample_row(const float *logits, int32_t vocab, const pkv_dense_sample_row *row) {
+  const pkv_sampling how = {row->temperature, row->top_k,  row->top_p,
+                            row->seed,        row->stream, row->min_p};
+  const pkv_sampling_scratch scratch = {
+      malloc((size_t)vocab * sizeof *scratch.candidates),
+      malloc((size_t)vocab * sizeof *scratch.weights),
+  };
+  const int32_t id = pkv_sample(logits, vocab, &how, row->position, &scratch);
+  free(scratch.candidates);
+  free(scratch.weights);
+  return id;
+}
+
+static int32_t fake_samples(pkv_executor *executor) {
+  (void)executor;
+  return fake_device_state.samples;
+}
+
 static pkv_status run_sample(pkv_executor *executor, const void *params, pkv_error *err) {
   const pkv_dense_sample_params *p = params;
   (void)executor;
@@ -266,6 +285,10 @@ static pkv_status run_sample(pkv_executor *executor, const void *params, pkv_err
   for (int64_t r = 0; r < p->m; r++) {
     const float *row = p->logits + r * p->stride;
     int32_t best = 0;
+    if (p->rows != NULL && p->rows[r].temperature > 0.0f) {
+      p->ids[r] = sample_row(row, p->vocab, &p->rows[r]);
+      continue;
+    }
     for (int32_t i = 0; i < p->vocab && best >= 0; i++) {
       if (!isfinite(row[i]))
         best = -1;
@@ -341,7 +364,6 @@ static size_t fake_sample_bytes(int32_t m, int32_t vocab) {
 static pkv_status fake_sample(pkv_executor *executor, const pkv_dense_sample_params *p,
                               void *stream, pkv_error *err) {
   PKV_TRY(fake_counted("sample", err));
-  PKV_CHECK(err, p->rows == NULL, PKV_E_UNSUPPORTED, "greedy only");
   return fake_put(stream, run_sample, executor, p, sizeof *p, err);
 }
 
@@ -366,6 +388,7 @@ const pkv_dense_ops fake_dense_ops = {
     .rope = fake_rope,
     .prefill_takes = fake_prefill_takes,
     .prefill = fake_prefill,
+    .samples = fake_samples,
     .sample_bytes = fake_sample_bytes,
     .sample = fake_sample,
 };

@@ -15,6 +15,7 @@ typedef struct fake_device {
   int32_t calls;   /* calls that could have failed */
   int32_t fail_at; /* this call fails, counted from 1; 0 = none */
   int32_t graph_launches;
+  int32_t samples;   /* 1: the device samples */
   int32_t prefills;  /* 1: the device has a kernel for prompts ... */
   int32_t chunks;    /* ... and so many chunks went through it */
   size_t free_bytes; /* what the device says; 16 GiB at first */

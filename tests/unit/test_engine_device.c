@@ -146,17 +146,26 @@ static void test_prefill(void **state) {
   drive_finish(engine);
 }
 
-/* Sampled on the host from the device's logits. */
-static void test_same_samples(void **state) {
-  (void)state;
+/* Sampled on the host from the device's logits, or on the device. */
+static void same_samples(int32_t samples) {
+  pkv_error err = {0};
+  pkv_engine *engine = NULL;
   run_cpu(0.7f);
   pkv_engine_options o = device_options();
   o.prefix_sharing = 0;
-  pkv_engine *const engine = device_engine(&o);
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.samples = samples;
+  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
   submit_all(engine, on_device, 0.7f);
   (void)drive_all(engine, 10000);
   same_texts();
   drive_finish(engine);
+}
+
+static void test_same_samples(void **state) {
+  (void)state;
+  same_samples(0);
+  same_samples(1);
 }
 
 static void test_preempted(void **state) {
