@@ -226,7 +226,7 @@ typedef struct pkv_engine_options {
   int32_t max_rows;      /* sequences in the batch at once; 0 = 32 */
   int32_t max_requests;  /* running and waiting; 0 = 256 */
   int32_t max_seq_len;   /* of one request, prompt and answer; 0 = the model's context */
-  int32_t prefill_chunk; /* prompt tokens a step; 0 = 512 */
+  int32_t prefill_chunk; /* prompt tokens a step; 0 = 512, on a device 2048 */
   pkv_activations activations;
   pkv_policy policy; /* PKV_POLICY_FIXED with `route` by default */
   /* AUTO (default): shared in steps whose decoding rows share prefixes so that it pays, balanced in

@@ -56,7 +56,8 @@ static const pkv_option options_table[] = {
     PKV_CHOICE(O, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(O, activations, 0, "activations", activation_names, "i8", "i8 is fast, f32 exact"),
     PKV_INT(O, page, 0, "page", "N", "16", 1, 1024, "tokens in a cache page"),
-    PKV_INT(O, chunk, 0, "chunk", "N", "512", 1, 65536, "prompt tokens in a step"),
+    PKV_INT(O, chunk, 0, "chunk", "N", "0", 0, 65536,
+            "prompt tokens in a step, 0 = 512, on a device 2048"),
     PKV_FLAG(O, variant, 0, "no-invariant",
              "let a sequence's rounding depend on what runs beside it"),
     PKV_INT(O, seed, 0, "seed", "N", "1", 0, INT64_C(4294967295), "of the random tokens"),
@@ -146,7 +147,7 @@ static pkv_status run_parallel(bench_model *b, pkv_error *err) {
   for (int32_t i = 0; i < b->parallel.count; i++) {
     const int32_t sequences = b->parallel.value[i];
     const int64_t prompts = (int64_t)sequences * b->o->each_prompt;
-    const int64_t waits = prompts / b->o->chunk + 8;
+    const int64_t waits = prompts / b->subject.options.prefill_chunk + 8;
     if (!fits(b, b->o->each_prompt + b->o->each_tokens + waits, "--parallel", sequences)) continue;
     PKV_TRY(bench_together(figures, &b->subject, sequences, b->o->each_prompt, b->o->each_tokens,
                            b->o->shared, err));
@@ -203,7 +204,8 @@ static void set_up(bench_model *b) {
   e->kv_dtype = (pkv_dtype)o->kv_dtype;
   e->activations = (pkv_activations)o->activations;
   e->page_tokens = o->page;
-  e->prefill_chunk = o->chunk;
+  const int32_t chunk = o->device == PKV_DEVICE_CPU ? 512 : 2048; /* the engine's own */
+  e->prefill_chunk = o->chunk > 0 ? o->chunk : chunk;
   e->batch_invariant = !o->variant && o->device == PKV_DEVICE_CPU;
   e->device = (pkv_device)o->device;
   b->subject.repeats = o->repeats;

@@ -11,6 +11,7 @@
 #define DEFAULT_ROWS     32
 #define DEFAULT_REQUESTS 256
 #define DEFAULT_CHUNK    512
+#define DEVICE_CHUNK     2048 /* products of fewer rows leave a GPU idle */
 #define LARGEST_CHUNK    65536
 #define LARGEST_ROWS     4096
 #define LARGEST_REQUESTS 1000000
@@ -74,7 +75,8 @@ static pkv_status resolve_options(pkv_engine *e, pkv_error *err) {
   o->page_tokens = or_default(o->page_tokens, DEFAULT_PAGE);
   o->max_rows = or_default(o->max_rows, DEFAULT_ROWS);
   o->max_requests = or_default(o->max_requests, DEFAULT_REQUESTS);
-  o->prefill_chunk = or_default(o->prefill_chunk, DEFAULT_CHUNK);
+  o->prefill_chunk =
+      or_default(o->prefill_chunk, e->weights != NULL ? DEVICE_CHUNK : DEFAULT_CHUNK);
   o->prefill_beside = or_default(o->prefill_beside, o->prefill_chunk);
   if (o->prefill_beside > o->prefill_chunk) o->prefill_beside = o->prefill_chunk;
   o->max_seq_len = or_default(o->max_seq_len, e->shape.context);

@@ -306,7 +306,7 @@ static pkv_status make_engine(pkv_loop *loop, pkv_model **model, pkv_error *err)
   PKV_TRY(loop->options.load(loop->options.user, model, err));
   PKV_TRY(pkv_engine_create(&loop->engine, *model, o, err));
   const int32_t rows = o->max_rows > 0 ? o->max_rows : 32;
-  const int32_t chunk = o->prefill_chunk > 0 ? o->prefill_chunk : 512;
+  const int32_t chunk = o->prefill_chunk > 0 ? o->prefill_chunk : 2048; /* the largest default */
   loop->event_count = (size_t)rows + (size_t)chunk;
   loop->events = pkv_alloc_zeroed(&a, loop->event_count, sizeof *loop->events);
   PKV_CHECK(err, loop->events != NULL, PKV_E_NOMEM, "no memory for %zu events", loop->event_count);
