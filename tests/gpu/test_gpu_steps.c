@@ -3,7 +3,8 @@
  * Times of whole steps of a Llama-3-8B shape with random bf16 weights: decode in the cells of the
  * published comparison, prefill of one prompt. Wall time of pkv_device_forward_run, as an engine
  * calls it: inputs up, the pass, tokens down. One line of CSV each: cell, ms, floor ms, their
- * ratio, tokens a second. floor = bytes that a step must read (weights without the input embedding,
+ * ratio, tokens a second. Beside them the parts of a step alone, each in a graph of its own:
+ * products, and attention with its plan. floor = bytes that a step must read (weights without the input embedding,
  * K and V of the rows) at 4.63 TB/s.
  */
 #include <setjmp.h>
@@ -20,8 +21,7 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "gpu/gpu_case.h"
-#include "model/device_forward.h"
-#include "model/model_parts.h"
+#include "model/device_forward_parts.h"
 
 #define ROWS     64
 #define PAGE     16
@@ -111,6 +111,99 @@ static void make_caches(bench *b) {
   OK(pkv_device_synchronize(gpu, NULL, err));
 }
 
+/* ------------------------------------------------------------------ parts of a step */
+
+/* 1: products by the library alone, which does not look at the rows' bytes. */
+static int32_t by_library;
+
+static void multiply(const bench *b, const pkv_weight *w, int32_t m, const void *x, void *y,
+                     bool adds, pkv_dense_gate gate) {
+  pkv_dense_matmul_params p = {.w = *w,
+                               .act = b->weights->act,
+                               .m = m,
+                               .x = x,
+                               .x_stride = w->k,
+                               .y = y,
+                               .y_stride = gate ? w->n / 2 : w->n,
+                               .y_f32 = adds,
+                               .accumulate = adds,
+                               .gate = gate,
+                               .gate_scratch = b->forward->gate_up};
+  if (by_library) p.w.row_bytes = 0;
+  OK(gpu->dense->matmul(gpu, &p, b->forward->stream, err));
+}
+
+static void put_products(const bench *b, int32_t m) {
+  const pkv_device_forward *f = b->forward;
+  for (int32_t i = 0; i < b->weights->layer_count; i++) {
+    const pkv_device_layer *l = &b->weights->layers[i];
+    multiply(b, &l->qkv, m, f->normed, f->qkv, false, PKV_DENSE_NO_GATE);
+    multiply(b, &l->o, m, f->attended, f->x, true, PKV_DENSE_NO_GATE);
+    multiply(b, &l->gate_up, m, f->normed, f->gated, false, PKV_DENSE_SILU);
+    multiply(b, &l->down, m, f->gated, f->x, true, PKV_DENSE_NO_GATE);
+  }
+}
+
+/* Milliseconds of a graph of what `put` puts on the stream, the least of a few runs. */
+static double time_graph(const bench *b, void (*put)(const bench *, int32_t), int32_t m) {
+  const pkv_device_forward *f = b->forward;
+  void *graph = NULL;
+  double least = 1e9;
+  put(b, m);
+  OK(pkv_device_synchronize(gpu, f->stream, err));
+  OK(gpu->dense->graph_begin(gpu, f->stream, err));
+  put(b, m);
+  OK(gpu->dense->graph_end(&graph, gpu, f->stream, err));
+  for (int i = 0; i < 12; i++) {
+    const int64_t begin = pkv_clock_ns();
+    OK(gpu->dense->graph_launch(gpu, graph, f->stream, err));
+    OK(pkv_device_synchronize(gpu, f->stream, err));
+    const double ms = (double)(pkv_clock_ns() - begin) * 1e-6;
+    if (ms < least) least = ms;
+  }
+  gpu->dense->graph_destroy(gpu, graph);
+  return least;
+}
+
+static void time_products(const bench *b) {
+  static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64};
+  double bytes = 0.0;
+  for (int32_t i = 0; i < b->weights->layer_count; i++) {
+    const pkv_device_layer *l = &b->weights->layers[i];
+    const pkv_weight *const all[] = {&l->qkv, &l->o, &l->gate_up, &l->down};
+    for (int k = 0; k < 4; k++)
+      bytes += (double)(all[k]->n * all[k]->row_bytes);
+  }
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    for (by_library = 0; by_library < 2; by_library++) {
+      const double ms = time_graph(b, put_products, rows[i]), floor = bytes / BYTES_US / 1000.0;
+      printf("products,m%d%s,%.3f,%.3f,%.3f,\n", (int)rows[i], by_library ? "_library" : "", ms,
+             floor, ms / floor);
+    }
+  }
+}
+
+/* The rows that time_decode has left in the inputs. */
+static void put_attention(const bench *b, int32_t rows) {
+  const pkv_device_forward *f = b->forward;
+  const pkv_device_class *c = &f->classes[0];
+  OK(pkv_device_plan_build(c->plan, rows, f->device.seq_len[0], f->stream, err));
+  pkv_device_plan_set_overlap(c->plan, 2);
+  for (int32_t i = 0; i < b->weights->layer_count; i++) {
+    pkv_attention_args args = PKV_ATTENTION_ARGS_INIT;
+    args.cache = &f->caches[i];
+    args.block_table = c->table;
+    args.block_table_stride = f->options.max_pages;
+    args.max_pages = f->options.max_pages;
+    args.q_dtype = args.out_dtype = b->weights->act;
+    args.q = f->qkv;
+    args.q_token_stride = f->qkv_width;
+    args.q_head_stride = b->model->hp.head_dim;
+    args.out = f->attended;
+    OK(pkv_device_attention(gpu, c->plan, &args, f->stream, err));
+  }
+}
+
 static int by_value(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return x < y ? -1 : x > y;
@@ -168,6 +261,9 @@ static void time_decode(bench *b, const char *cell, int32_t rows, const int32_t 
   for (int32_t r = 0; r < rows; r++)
     assert_true(sampled[r] >= 0);
   report(b, cell, samples[REPEATS / 2], kv_tokens, rows);
+  const double kv = (double)kv_tokens * 131072.0 / BYTES_US / 1000.0;
+  const double ms = time_graph(b, put_attention, rows);
+  printf("attention,%s,%.3f,%.3f,%.3f,\n", cell, ms, kv, ms / kv);
 }
 
 static void time_prefill(bench *b, int32_t tokens) {
@@ -233,6 +329,7 @@ static void test_llama_8b(void **state) {
   time_decode(&b, "b32_2k", 32, k2, 1);
   time_decode(&b, "b64_1k", 64, k1, 1);
   time_decode(&b, "b8_1k", 8, k1, 1);
+  time_products(&b);
   time_prefill(&b, 2048);
   time_prefill(&b, 8192);
   pkv_device_forward_destroy(b.forward);

@@ -5,6 +5,7 @@
 
 #include "backend/cuda/cuda_products.h"
 #include "backend/cuda/dense_launch.h"
+#include "backend/cuda/dense_launchers.h"
 
 static int32_t dependent_of(const pkv_executor *executor) {
   return pkv_cuda_state_of(executor)->major >= 9;
@@ -14,6 +15,7 @@ static pkv_status dense_prepare(pkv_executor *executor, pkv_error *err) {
   pkv_cuda_state *state = pkv_cuda_state_of(executor);
   if (state->products) return PKV_OK;
   PKV_CUDA(err, cudaSetDevice(state->device));
+  PKV_CUDA(err, pkv_dense_kernels_prepare());
   return pkv_cuda_products_create(&state->products, executor, err);
 }
 
@@ -136,6 +138,14 @@ static pkv_status dense_matmul(pkv_executor *executor, const pkv_dense_matmul_pa
   pkv_cuda_products *products = pkv_cuda_state_of(executor)->products;
   PKV_CHECK(err, products, PKV_E_STATE, "products were not prepared");
   if (p->m == 0) return PKV_OK;
+  if (pkv_dense_vector_takes(p))
+    return pkv_cuda_launched(
+        executor, pkv_dense_launch_vector(p, dependent_of(executor), (cudaStream_t)stream),
+        "dense_vector", (cudaStream_t)stream, err);
+  if (pkv_dense_skinny_takes(p))
+    return pkv_cuda_launched(
+        executor, pkv_dense_launch_skinny(p, dependent_of(executor), (cudaStream_t)stream),
+        "dense_skinny", (cudaStream_t)stream, err);
   if (p->gate == PKV_DENSE_NO_GATE)
     return pkv_cuda_products_run(products, executor, p, (cudaStream_t)stream, err);
   pkv_dense_matmul_params both = *p;
@@ -162,6 +172,17 @@ static pkv_status dense_rope(pkv_executor *executor, const pkv_dense_rope_params
   return pkv_cuda_launched(executor,
                            pkv_dense_launch_rope(p, dependent_of(executor), (cudaStream_t)stream),
                            "dense_rope", (cudaStream_t)stream, err);
+}
+
+static int32_t dense_prefill_takes(pkv_executor *executor, const pkv_dense_prefill_params *p) {
+  (void)executor;
+  return pkv_dense_prefill_takes(p);
+}
+
+static pkv_status dense_prefill(pkv_executor *executor, const pkv_dense_prefill_params *p,
+                                void *stream, pkv_error *err) {
+  return pkv_cuda_launched(executor, pkv_dense_launch_prefill(p, (cudaStream_t)stream),
+                           "dense_prefill", (cudaStream_t)stream, err);
 }
 
 static size_t dense_sample_bytes(int32_t m, int32_t vocab) {
@@ -197,6 +218,8 @@ const pkv_dense_ops pkv_cuda_dense_ops = {
     .matmul = dense_matmul,
     .norm = dense_norm,
     .rope = dense_rope,
+    .prefill_takes = dense_prefill_takes,
+    .prefill = dense_prefill,
     .sample_bytes = dense_sample_bytes,
     .sample = dense_sample,
 };

@@ -29,6 +29,26 @@ template <> struct dense_pair<__nv_bfloat16> {
   }
 };
 
+/* Two elements of either type, at a multiple of 4 bytes. */
+static __device__ __forceinline__ float2 dense_load2(const void *base, int64_t at, pkv_dtype act) {
+  return act == PKV_DTYPE_F16 ? dense_pair<__half>::load((const __half *)base + at)
+                              : dense_pair<__nv_bfloat16>::load((const __nv_bfloat16 *)base + at);
+}
+
+static __device__ __forceinline__ void dense_store2(void *base, int64_t at, float2 v,
+                                                    pkv_dtype act) {
+  if (act == PKV_DTYPE_F16)
+    dense_pair<__half>::store((__half *)base + at, v);
+  else
+    dense_pair<__nv_bfloat16>::store((__nv_bfloat16 *)base + at, v);
+}
+
+static __device__ __forceinline__ float dense_gated(float gate, float up, pkv_dense_gate kind) {
+  if (kind == PKV_DENSE_SILU) return gate / (1.0f + expf(-gate)) * up;
+  const float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
+  return 0.5f * gate * (1.0f + tanhf(inner)) * up;
+}
+
 /* The kernel behind may begin to start: it waits for the end of this one before it reads. */
 static __device__ __forceinline__ void dense_release() {
 #if __CUDA_ARCH__ >= 900

@@ -52,7 +52,6 @@ static __device__ __forceinline__ void add_delta(float4 x[QUADS], const pkv_dens
                   p.delta_weight ? times(d[q], quad_at(p.delta_weight, column(q)), scale) : d[q]);
 }
 
-template <typename T>
 static __global__ void __launch_bounds__(1024)
     dense_norm(const __grid_constant__ pkv_dense_norm_params p) {
   __shared__ float shared[DENSE_MOST_WARPS];
@@ -78,13 +77,13 @@ static __global__ void __launch_bounds__(1024)
     }
   if (!p.weight) return;
   const float scale = rsqrtf(dense_cta_sum(sum, shared) / (float)p.n + p.eps);
-  T *to = (T *)p.y + row * p.n;
+  const int64_t to = row * p.n;
 #pragma unroll
   for (int q = 0; q < QUADS; ++q)
     if (column(q) < p.n) {
       const float4 y = times(x[q], quad_at(p.weight, column(q)), scale);
-      dense_pair<T>::store(to + column(q), make_float2(y.x, y.y));
-      dense_pair<T>::store(to + column(q) + 2, make_float2(y.z, y.w));
+      dense_store2(p.y, to + column(q), make_float2(y.x, y.y), p.act);
+      dense_store2(p.y, to + column(q) + 2, make_float2(y.z, y.w), p.act);
     }
 }
 
@@ -93,10 +92,8 @@ extern "C" cudaError_t pkv_dense_launch_norm(const pkv_dense_norm_params *p, int
   if (p->m == 0) return cudaSuccess;
   const int quads = p->n / 4, most = p->n > 8192 ? 1024 : 512;
   const int threads = quads >= most ? most : (quads + 31) / 32 * 32;
-  const void *kernel = p->act == PKV_DTYPE_F16 ? (const void *)dense_norm<__half>
-                                               : (const void *)dense_norm<__nv_bfloat16>;
   pkv_dense_norm_params copy = *p;
   void *arguments[] = {&copy};
-  return pkv_cuda_launch_kernel(kernel, dim3((unsigned)p->m), (unsigned)threads, 0, dependent != 0,
-                                arguments, stream);
+  return pkv_cuda_launch_kernel((const void *)dense_norm, dim3((unsigned)p->m), (unsigned)threads,
+                                0, dependent != 0, arguments, stream);
 }

@@ -41,9 +41,8 @@ static __device__ __forceinline__ void angles(float *cosine, float *sine,
 }
 
 /* The head's elements with bias and norm; shared memory [head_dim] of the warp. */
-template <typename T>
 static __device__ __forceinline__ void load_head(float *to, const pkv_dense_rope_params &p,
-                                                 const T *from, int head, const head_place &place,
+                                                 int64_t from, int head, const head_place &place,
                                                  int lane) {
   float2 x[PAIRS];
   float sum = 0.0f;
@@ -51,7 +50,7 @@ static __device__ __forceinline__ void load_head(float *to, const pkv_dense_rope
   for (int i = 0; i < PAIRS; ++i) {
     const int e = 2 * lane + 64 * i;
     if (e >= p.head_dim) continue;
-    x[i] = dense_pair<T>::load(from + e);
+    x[i] = dense_load2(p.qkv, from + e, p.act);
     if (p.bias) {
       const float2 b = *(const float2 *)(p.bias + (int64_t)head * p.head_dim + e);
       x[i] = make_float2(x[i].x + b.x, x[i].y + b.y);
@@ -110,7 +109,6 @@ static __device__ __forceinline__ float scale_of(const pkv_cache &c, const head_
   return (place.is_v ? c.v_scale : c.k_scale) * (heads ? heads[place.index] : 1.0f);
 }
 
-template <typename T>
 static __global__ void __launch_bounds__(32 * HEADS)
     dense_rope(const __grid_constant__ pkv_dense_rope_params p) {
   __shared__ float cosine[PKV_ROPE_PAIRS], sine[PKV_ROPE_PAIRS];
@@ -124,9 +122,9 @@ static __global__ void __launch_bounds__(32 * HEADS)
   dense_wait();
   if (head >= p.query_heads + 2 * p.kv_heads) return;
   const head_place place = place_of(p, head);
-  T *row = (T *)p.qkv + token * p.stride + (int64_t)head * p.head_dim;
+  const int64_t row = token * p.stride + (int64_t)head * p.head_dim;
   float *x = heads[warp];
-  load_head<T>(x, p, row, head, place, lane);
+  load_head(x, p, row, head, place, lane);
   __syncwarp();
   const int64_t at = place.is_q ? 0 : cached_at(p.cache, p.slots[token], place);
   if (at < 0) return;
@@ -139,7 +137,7 @@ static __global__ void __launch_bounds__(32 * HEADS)
     if (!place.is_v)
       v = make_float2(turned(p, x, cosine, sine, e), turned(p, x, cosine, sine, e + 1));
     if (place.is_q)
-      dense_pair<T>::store(row + e, v);
+      dense_store2(p.qkv, row + e, v, p.act);
     else
       store_cached(place.is_v ? p.cache.v : p.cache.k, at + e,
                    make_float2(v.x / divisor, v.y / divisor), p.cache.dtype);
@@ -150,11 +148,9 @@ extern "C" cudaError_t pkv_dense_launch_rope(const pkv_dense_rope_params *p, int
                                              cudaStream_t stream) {
   if (p->m == 0) return cudaSuccess;
   const int heads = p->query_heads + 2 * p->kv_heads;
-  const void *kernel = p->act == PKV_DTYPE_F16 ? (const void *)dense_rope<__half>
-                                               : (const void *)dense_rope<__nv_bfloat16>;
   pkv_dense_rope_params copy = *p;
   void *arguments[] = {&copy};
-  return pkv_cuda_launch_kernel(kernel,
+  return pkv_cuda_launch_kernel((const void *)dense_rope,
                                 dim3((unsigned)p->m, (unsigned)((heads + HEADS - 1) / HEADS)),
                                 32 * HEADS, 0, dependent != 0, arguments, stream);
 }

@@ -39,29 +39,21 @@ extern "C" cudaError_t pkv_dense_launch_embed(const pkv_dense_embed_params *p, i
                                 dependent != 0, arguments, stream);
 }
 
-static __device__ __forceinline__ float gated(float gate, float up, pkv_dense_gate kind) {
-  if (kind == PKV_DENSE_SILU) return gate / (1.0f + expf(-gate)) * up;
-  const float inner = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
-  return 0.5f * gate * (1.0f + tanhf(inner)) * up;
-}
-
-template <typename T>
 static __global__ void __launch_bounds__(THREADS)
     dense_gate(const __grid_constant__ pkv_dense_matmul_params p) {
   dense_release();
   dense_wait();
   const int64_t half = p.w.n / 2, at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN;
   if (at >= half) return;
-  const T *gate = (const T *)p.gate_scratch + (int64_t)blockIdx.y * p.w.n + at;
-  T *to = (T *)p.y + (int64_t)blockIdx.y * p.y_stride + at;
+  const uint16_t *gate = (const uint16_t *)p.gate_scratch + (int64_t)blockIdx.y * p.w.n + at;
+  uint16_t *to = (uint16_t *)p.y + (int64_t)blockIdx.y * p.y_stride + at;
   const uint4 g = *(const uint4 *)gate, u = *(const uint4 *)(gate + half);
   uint4 out;
 #pragma unroll
   for (int i = 0; i < RUN; i += 2) {
-    const float2 a = dense_pair<T>::load((const T *)&g + i);
-    const float2 b = dense_pair<T>::load((const T *)&u + i);
-    dense_pair<T>::store((T *)&out + i,
-                         make_float2(gated(a.x, b.x, p.gate), gated(a.y, b.y, p.gate)));
+    const float2 a = dense_load2(&g, i, p.act), b = dense_load2(&u, i, p.act);
+    dense_store2(&out, i, make_float2(dense_gated(a.x, b.x, p.gate), dense_gated(a.y, b.y, p.gate)),
+                 p.act);
   }
   *(uint4 *)to = out;
 }
@@ -69,22 +61,24 @@ static __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t pkv_dense_launch_gate(const pkv_dense_matmul_params *p, int32_t dependent,
                                              cudaStream_t stream) {
   if (p->m == 0) return cudaSuccess;
-  const void *kernel = p->act == PKV_DTYPE_F16 ? (const void *)dense_gate<__half>
-                                               : (const void *)dense_gate<__nv_bfloat16>;
   const int64_t runs = (p->w.n / 2 + RUN - 1) / RUN;
   pkv_dense_matmul_params copy = *p;
   void *arguments[] = {&copy};
-  return pkv_cuda_launch_kernel(kernel,
+  return pkv_cuda_launch_kernel((const void *)dense_gate,
                                 dim3((unsigned)((runs + THREADS - 1) / THREADS), (unsigned)p->m),
                                 THREADS, 0, dependent != 0, arguments, stream);
 }
 
-template <typename T>
 static __global__ void __launch_bounds__(THREADS)
-    dense_random(T *data, int64_t count, uint64_t seed, float scale) {
+    dense_random(void *data, pkv_dtype act, int64_t count, uint64_t seed, float scale) {
   const int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN;
-  for (int64_t i = first; i < first + RUN && i < count; ++i)
-    data[i] = (T)pkv_random_weight(seed, (uint64_t)i, scale);
+  for (int64_t i = first; i < first + RUN && i < count; ++i) {
+    const float x = pkv_random_weight(seed, (uint64_t)i, scale);
+    if (act == PKV_DTYPE_F16)
+      ((__half *)data)[i] = __float2half_rn(x);
+    else
+      ((__nv_bfloat16 *)data)[i] = __float2bfloat16_rn(x);
+  }
 }
 
 extern "C" cudaError_t pkv_dense_launch_random(void *data, pkv_dtype act, int64_t count,
@@ -92,10 +86,7 @@ extern "C" cudaError_t pkv_dense_launch_random(void *data, pkv_dtype act, int64_
   if (count == 0) return cudaSuccess;
   const int64_t a_cta = THREADS * RUN;
   const unsigned grid = (unsigned)((count + a_cta - 1) / a_cta);
-  if (act == PKV_DTYPE_F16)
-    dense_random<<<grid, THREADS, 0, stream>>>((__half *)data, count, seed, scale);
-  else
-    dense_random<<<grid, THREADS, 0, stream>>>((__nv_bfloat16 *)data, count, seed, scale);
+  dense_random<<<grid, THREADS, 0, stream>>>(data, act, count, seed, scale);
   return cudaGetLastError();
 }
 
