@@ -4,8 +4,8 @@
  * published comparison, prefill of one prompt. Wall time of pkv_device_forward_run, as an engine
  * calls it: inputs up, the pass, tokens down. One line of CSV each: cell, ms, floor ms, their
  * ratio, tokens a second. Beside them the parts of a step alone, each in a graph of its own:
- * products, and attention with its plan. floor = bytes that a step must read (weights without the input embedding,
- * K and V of the rows) at 4.63 TB/s.
+ * products, and attention with its plan. floor = bytes that must be read (weights without the
+ * input embedding, K and V of the rows) at 4.63 TB/s.
  */
 #include <setjmp.h>
 #include <stdarg.h>
