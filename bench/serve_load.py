@@ -13,8 +13,10 @@ import argparse
 import asyncio
 import csv
 import random
+import re
 import statistics
 import time
+import urllib.request
 
 import openai
 
@@ -75,7 +77,28 @@ def measure(results, limits):
     return row
 
 
-async def run_case(url, case, tag, words, limits):
+def decode_rows(url):
+    """(decoding rows, steps that had any) so far, where the server counts them."""
+    try:
+        with urllib.request.urlopen(url + "/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return None
+    found = [re.search(r"^pkv_decode_rows_per_step_%s (\S+)$" % n, text, re.M)
+             for n in ("sum", "count")]
+    return [float(m[1]) for m in found] if all(found) else None
+
+
+def run_case(url, case, tag, words, limits):
+    before = decode_rows(url)
+    row = asyncio.run(ask_all(url, case, tag, words, limits))
+    after = decode_rows(url)
+    row["decode_rows_a_step"] = ((after[0] - before[0]) / max(1.0, after[1] - before[1])
+                                 if before and after else "")
+    return row
+
+
+async def ask_all(url, case, tag, words, limits):
     client = openai.AsyncOpenAI(base_url=url + "/v1", api_key="none", timeout=600, max_retries=0)
     async with client:
         model = (await client.models.list()).data[0].id
@@ -102,7 +125,7 @@ def main():
                 # Warm asks again what the round's cold case asked; anything else is new.
                 what = "shared" if case.startswith("shared") else case
                 tag = "%s-%d-%s" % (stamp, round_, what)
-                row = asyncio.run(run_case(url, case, tag, args.words, args.slo))
+                row = run_case(url, case, tag, args.words, args.slo)
                 rows.append(dict(server=name, case=case, round=round_, **row))
                 print("%-6s %-12s round %d  %8.1f tok/s  ttft %8.0f ms  tpot %7.1f ms" % (
                     name, case, round_, row["tokens_per_s"], row["ttft_p50_ms"],

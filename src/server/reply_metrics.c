@@ -113,8 +113,8 @@ static pkv_status print_engine(pkv_buffer *out, const pkv_engine_stats *e, pkv_e
        (double)e->pages_shared},
       {"kv_bytes_each_total", "counter",
        "Bytes of K and V that decoding rows would read, each on its own", whole},
-      {"kv_bytes_shared_total", "counter",
-       "Bytes of K and V that they read where shared prefixes are read once", once},
+      {"kv_bytes_read_total", "counter",
+       "Bytes of K and V that they read: what is shared once, in whole chunks of 512 tokens", once},
       {"kv_dedup_ratio", "gauge", "The former by the latter", once > 0.0 ? whole / once : 1.0},
       {"kv_pages_cached", "gauge", "Pages kept for later requests", (double)e->pages_cached},
       {"kv_pages_free", "gauge", "Pages that hold nothing", (double)e->pages_free},
@@ -147,11 +147,26 @@ static pkv_status print_info(pkv_buffer *out, const pkv_server *server, pkv_erro
   return pkv_buffer_printf(out, err, "\"} 1\n");
 }
 
+static pkv_status print_cache(pkv_buffer *out, const pkv_server *server, const pkv_engine_stats *e,
+                              pkv_error *err) {
+  static const char *const dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3"};
+  const pkv_engine_options *const o = &server->options->engine;
+  return pkv_buffer_printf(out, err,
+                           "# HELP pkv_cache_config_info How the cache is made\n"
+                           "# TYPE pkv_cache_config_info gauge\n"
+                           "pkv_cache_config_info{block_size=\"%d\",num_blocks=\"%lld\","
+                           "cache_dtype=\"%s\",enable_prefix_caching=\"%s\"} 1\n",
+                           (int)(o->page_tokens > 0 ? o->page_tokens : 16),
+                           (long long)e->pages_total, dtypes[(int)o->kv_dtype & 3],
+                           o->prefix_cache ? "True" : "False");
+}
+
 pkv_status pkv_reply_metrics(pkv_buffer *out, const pkv_server *server, pkv_error *err) {
   pkv_loop_counters c;
   pkv_loop_get_counters(&c, server->loop);
   PKV_TRY(print_info(out, server, err));
   PKV_TRY(print_requests(out, &c, err));
+  PKV_TRY(print_cache(out, server, &c.engine, err));
   PKV_TRY(print_engine(out, &c.engine, err));
   PKV_TRY(print_http(out, &server->counters, err));
   return pkv_histograms_print(out, &c.times, err);
