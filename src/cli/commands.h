@@ -7,6 +7,7 @@
 
 extern const pkv_command pkv_command_demo;
 extern const pkv_command pkv_command_bench_attention;
+extern const pkv_command pkv_command_bench_layer;
 extern const pkv_command pkv_command_bench_model;
 extern const pkv_command pkv_command_bench_paper;
 extern const pkv_command pkv_command_bench_policy;

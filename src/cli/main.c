@@ -24,6 +24,7 @@ const pkv_command *const pkv_commands[] = {
     &pkv_command_tokenize,
     &pkv_command_bench_attention,
     &pkv_command_bench_model,
+    &pkv_command_bench_layer,
     &pkv_command_bench_paper,
     &pkv_command_bench_policy,
     &pkv_command_bench_sched,
