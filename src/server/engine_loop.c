@@ -300,11 +300,22 @@ static bool next_work(pkv_loop *loop, bool *cancels) {
 
 /* --- begin and end ------------------------------------------------------------------------- */
 
+/* What a device had room for. */
+static void say_size(const pkv_engine *engine, const pkv_engine_options *o) {
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  if (o->device == PKV_DEVICE_CPU) return;
+  pkv_engine_get_stats(&stats, engine);
+  pkv_log(PKV_LOG_INFO, "server", "the device's cache holds %lld tokens (%zu MiB)",
+          (long long)stats.pages_total * (o->page_tokens > 0 ? o->page_tokens : 16),
+          stats.cache_bytes >> 20);
+}
+
 static pkv_status make_engine(pkv_loop *loop, pkv_model **model, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   const pkv_engine_options *const o = &loop->options.engine;
   PKV_TRY(loop->options.load(loop->options.user, model, err));
   PKV_TRY(pkv_engine_create(&loop->engine, *model, o, err));
+  say_size(loop->engine, o);
   const int32_t rows = o->max_rows > 0 ? o->max_rows : 32;
   const int32_t chunk = o->prefill_chunk > 0 ? o->prefill_chunk : 2048; /* the largest default */
   loop->event_count = (size_t)rows + (size_t)chunk;
