@@ -138,7 +138,8 @@ static void test_products(void **state) {
                                       {n, k, rows[r], true, true, PKV_DENSE_NO_GATE},
                                       {n, k, rows[r], false, false, PKV_DENSE_SILU},
                                       {n, k, rows[r], false, false, PKV_DENSE_GELU}};
-        for (size_t i = 0; i < COUNT(cases); i++)
+        const size_t count = n % 16 == 0 ? COUNT(cases) : 3; /* halves at multiples of 16 bytes */
+        for (size_t i = 0; i < count; i++)
           run_product(&cases[i], acts[a], &rng);
       }
 }

@@ -113,9 +113,6 @@ static void make_caches(bench *b) {
 
 /* ------------------------------------------------------------------ parts of a step */
 
-/* 1: products by the library alone, which does not look at the rows' bytes. */
-static int32_t by_library;
-
 static void multiply(const bench *b, const pkv_weight *w, int32_t m, const void *x, void *y,
                      bool adds, pkv_dense_gate gate) {
   pkv_dense_matmul_params p = {.w = *w,
@@ -129,7 +126,6 @@ static void multiply(const bench *b, const pkv_weight *w, int32_t m, const void 
                                .accumulate = adds,
                                .gate = gate,
                                .gate_scratch = b->forward->gate_up};
-  if (by_library) p.w.row_bytes = 0;
   OK(gpu->dense->matmul(gpu, &p, b->forward->stream, err));
 }
 
@@ -175,11 +171,8 @@ static void time_products(const bench *b) {
       bytes += (double)(all[k]->n * all[k]->row_bytes);
   }
   for (size_t i = 0; i < COUNT(rows); i++) {
-    for (by_library = 0; by_library < 2; by_library++) {
-      const double ms = time_graph(b, put_products, rows[i]), floor = bytes / BYTES_US / 1000.0;
-      printf("products,m%d%s,%.3f,%.3f,%.3f,\n", (int)rows[i], by_library ? "_library" : "", ms,
-             floor, ms / floor);
-    }
+    const double ms = time_graph(b, put_products, rows[i]), floor = bytes / BYTES_US / 1000.0;
+    printf("products,m%d,%.3f,%.3f,%.3f,\n", (int)rows[i], ms, floor, ms / floor);
   }
 }
 

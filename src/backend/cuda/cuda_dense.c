@@ -138,14 +138,6 @@ static pkv_status dense_matmul(pkv_executor *executor, const pkv_dense_matmul_pa
   pkv_cuda_products *products = pkv_cuda_state_of(executor)->products;
   PKV_CHECK(err, products, PKV_E_STATE, "products were not prepared");
   if (p->m == 0) return PKV_OK;
-  if (pkv_dense_vector_takes(p))
-    return pkv_cuda_launched(
-        executor, pkv_dense_launch_vector(p, dependent_of(executor), (cudaStream_t)stream),
-        "dense_vector", (cudaStream_t)stream, err);
-  if (pkv_dense_skinny_takes(p))
-    return pkv_cuda_launched(
-        executor, pkv_dense_launch_skinny(p, dependent_of(executor), (cudaStream_t)stream),
-        "dense_skinny", (cudaStream_t)stream, err);
   if (p->gate == PKV_DENSE_NO_GATE)
     return pkv_cuda_products_run(products, executor, p, (cudaStream_t)stream, err);
   pkv_dense_matmul_params both = *p;

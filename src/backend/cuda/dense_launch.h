@@ -20,16 +20,6 @@ cudaError_t pkv_dense_launch_norm(const pkv_dense_norm_params *p, int32_t depend
                                   cudaStream_t stream);
 cudaError_t pkv_dense_launch_rope(const pkv_dense_rope_params *p, int32_t dependent,
                                   cudaStream_t stream);
-/* Products of up to PKV_DENSE_VECTOR_ROWS rows with weights of act's type. 0: take a library. */
-#define PKV_DENSE_VECTOR_ROWS 4
-int pkv_dense_vector_takes(const pkv_dense_matmul_params *p);
-cudaError_t pkv_dense_launch_vector(const pkv_dense_matmul_params *p, int32_t dependent,
-                                    cudaStream_t stream);
-/* The same for up to PKV_DENSE_SKINNY_ROWS rows. */
-#define PKV_DENSE_SKINNY_ROWS 64
-int pkv_dense_skinny_takes(const pkv_dense_matmul_params *p);
-cudaError_t pkv_dense_launch_skinny(const pkv_dense_matmul_params *p, int32_t dependent,
-                                    cudaStream_t stream);
 /* y[m, n / 2] = f(from[m, first half of n]) * from[m, second half]. */
 cudaError_t pkv_dense_launch_gate(const pkv_dense_matmul_params *p, int32_t dependent,
                                   cudaStream_t stream);
