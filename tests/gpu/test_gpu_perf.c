@@ -280,7 +280,7 @@ static void test_c03_no_step_at_33_rows(void **state) {
 static void test_c04_one_row_from_16k(void **state) {
   (void)state;
   NEED_GPU();
-  for (int32_t len = 4096; len <= 1 << 20; len *= 2) {
+  for (int32_t len = 1024; len <= 1 << 20; len *= 2) {
     char name[32];
     snprintf(name, sizeof name, "one row of %d", len);
     (void)against_null(name, &usual, &len, 1, len >= 16384 ? 1.0 / 0.85 : 10.0);
@@ -342,14 +342,31 @@ static void test_c07_no_spikes_over_batch_sizes(void **state) {
   verdict();
 }
 
+/* Rows shorter than a tile: what counts is what a row costs beside its bytes. */
+static void test_short_rows(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t lengths[] = {30, 100, 200};
+  static int32_t lens[4096];
+  for (size_t i = 0; i < COUNT(lengths); i++)
+    for (int32_t rows = 256; rows <= 4096; rows *= 4) {
+      char name[48];
+      snprintf(name, sizeof name, "%d rows of %d", rows, lengths[i]);
+      fill_lens(lens, rows, lengths[i]);
+      (void)against_null(name, &usual, lens, rows, rows > 256 ? 1.35 : 10.0);
+    }
+  verdict();
+}
+
 static void test_c20_room_for_more_rows(void **state) {
   (void)state;
   NEED_GPU();
-  int32_t lens[64] = {0};
+  int32_t lens[512] = {0};
   lens[0] = 8192;
   lens[1] = 2048;
   const double two = measure(&usual, lens, 2).us;
   bound("2 live rows of 64 over 2 of 2", measure(&usual, lens, 64).us / two, 1.10);
+  bound("2 live rows of 512 over 2 of 2", measure(&usual, lens, 512).us / two, 2.0);
   verdict();
 }
 
@@ -536,6 +553,165 @@ static void test_tree_planning(void **state) {
   verdict();
 }
 
+/* ------------------------------------------------------------------ layers that share */
+
+/* One batch planned twice: shared, and row by row. */
+typedef struct share_work {
+  perf_batch b;
+  pkv_device_plan *plan[2];
+} share_work;
+
+typedef struct share_section {
+  share_work *w;
+  int route; /* of plan */
+} share_section;
+
+static pkv_status enqueue_shared(void *ctx, int32_t call, pkv_error *err) {
+  const share_section *s = ctx;
+  pkv_attention_args args = s->w->b.args;
+  args.cache = &s->w->b.cache[call % s->w->b.layers];
+  return pkv_device_attention(gpu, s->w->plan[s->route], &args, meter->stream, err);
+}
+
+static void share_caches(perf_batch *b, const tree_batch *t) {
+  const int64_t stride = (int64_t)t->page_tokens * 8 * 128, side = t->pages * stride * 2;
+  int64_t layers = COLD_BYTES / (2 * side) + 2;
+  if (layers > MOST_LAYERS) layers = MOST_LAYERS;
+  assert_true(layers * 2 * side <= POOL_BYTES);
+  b->layers = (int32_t)layers;
+  for (int32_t l = 0; l < b->layers; l++) {
+    pkv_cache *c = &b->cache[l];
+    *c = (pkv_cache)PKV_CACHE_INIT;
+    c->dtype = PKV_DTYPE_F16;
+    c->k = pool + 2 * l * side;
+    c->v = pool + (2 * l + 1) * side;
+    c->pages = t->pages;
+    c->page_tokens = t->page_tokens;
+    c->kv_heads = 8;
+    c->head_dim = 128;
+    c->k_token_stride = c->v_token_stride = 128;
+    c->k_head_stride = c->v_head_stride = (int64_t)t->page_tokens * 128;
+    c->k_page_stride = c->v_page_stride = stride;
+  }
+}
+
+static void share_init(share_work *w, const tree_batch *t) {
+  static const pkv_route routes[] = {PKV_ROUTE_SHARED, PKV_ROUTE_BALANCED};
+  perf_batch *b = &w->b;
+  const size_t rows = (size_t)t->rows, out = rows * 32 * 128 * 2;
+  memset(w, 0, sizeof *w);
+  share_caches(b, t);
+  b->table = device(rows * (size_t)t->max_pages * 4, t->table);
+  b->seq_len = device(rows * 4, t->seq_len);
+  b->q = device(out, NULL);
+  b->out = device(out, NULL);
+  b->args = (pkv_attention_args)PKV_ATTENTION_ARGS_INIT;
+  b->args.block_table = b->table;
+  b->args.max_pages = t->max_pages;
+  b->args.q = b->q;
+  b->args.out = b->out;
+  b->args.q_dtype = b->args.out_dtype = PKV_DTYPE_F16;
+  pkv_shape shape = PKV_SHAPE_INIT;
+  shape.query_heads = 32;
+  shape.kv_heads = 8;
+  shape.head_dim = 128;
+  shape.page_tokens = t->page_tokens;
+  pkv_sharing sharing = tree_batch_sharing(t);
+  sharing.block_table = b->table;
+  for (int i = 0; i < 2; i++) {
+    pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+    options.route = routes[i];
+    OK(pkv_device_plan_create(&w->plan[i], gpu, &shape, &options, PKV_DTYPE_F16, t->rows, 1 << 17,
+                              err));
+    pkv_device_plan_set_overlap(w->plan[i], 2);
+    if (i == 0)
+      OK(pkv_device_plan_build_shared(w->plan[i], t->rows, b->seq_len, &sharing, meter->stream,
+                                      err));
+    else
+      OK(pkv_device_plan_build(w->plan[i], t->rows, b->seq_len, meter->stream, err));
+  }
+  OK(pkv_device_synchronize(gpu, meter->stream, err));
+}
+
+/* Microseconds a layer, shared and row by row, in one graph each, in turns. Frees the batch. */
+static void time_shared(double us[2], tree_batch *t) {
+  share_work w;
+  share_section sections_of[2];
+  pkv_meter_section sections[2];
+  double times[2 * REPEATS];
+  tree_batch_finish(t, 7);
+  share_init(&w, t);
+  for (int i = 0; i < 2; i++) {
+    sections_of[i] = (share_section){&w, i};
+    sections[i] = (pkv_meter_section){enqueue_shared, &sections_of[i], w.b.layers};
+  }
+  OK(meter->ops->graph(meter, times, sections, 2, 0, WARMUPS, REPEATS, err));
+  for (int i = 0; i < 2; i++) {
+    us[i] = median(times + i * REPEATS) / w.b.layers;
+    pkv_device_plan_destroy(w.plan[i]);
+  }
+  void *all[] = {w.b.table, w.b.seq_len, w.b.q, w.b.out};
+  for (size_t i = 0; i < COUNT(all); i++)
+    pkv_device_free(gpu, all[i]);
+  tree_batch_deinit(t);
+}
+
+/* What reading each page once and multiplying takes on an H200: 4.63 TB/s, 600 TFLOP/s. */
+static double share_limit(double tokens, double row_tokens) {
+  const double read = tokens * 4096 / 4.63e6, multiply = 4.0 * 32 * 128 * row_tokens / 600e6;
+  return 5.2 + (read > multiply ? read : multiply);
+}
+
+static void test_shared_layers(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const struct {
+    int32_t groups, rows, prefix, own;
+  } cells[] = {{1, 8, 4096, 256},   {1, 32, 4096, 256},   {1, 64, 8192, 512},
+               {1, 100, 10240, 64}, {1, 256, 2048, 256},  {8, 32, 2048, 256},
+               {8, 100, 10240, 64}, {8, 100, 10240, 160}, {8, 100, 2048, 160}};
+  for (size_t i = 0; i < COUNT(cells); i++) {
+    const int32_t rows = cells[i].groups * cells[i].rows;
+    char name[80];
+    double us[2];
+    tree_batch t;
+    tree_batch_init(&t, 16);
+    for (int32_t g = 0; g < cells[i].groups; g++) {
+      const int32_t root = tree_batch_node(&t, -1, cells[i].prefix);
+      for (int32_t r = 0; r < cells[i].rows; r++)
+        tree_batch_row(&t, root, cells[i].own);
+    }
+    time_shared(us, &t);
+    const double limit =
+        share_limit((double)cells[i].groups * cells[i].prefix + (double)rows * cells[i].own,
+                    (double)rows * cells[i].prefix);
+    snprintf(name, sizeof name, "%d x %d, %d + %d: %.1f us, rows %.1f, x limit", cells[i].groups,
+             cells[i].rows, cells[i].prefix, cells[i].own, us[0], us[1]);
+    bound(name, us[0] / limit, 1.35);
+  }
+  verdict();
+}
+
+/* Rows that share nothing: the route's own cost. */
+static void test_shared_without_sharing(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t cells[][2] = {{32, 2048}, {64, 1024}, {256, 512}, {16, 16384}};
+  for (size_t i = 0; i < COUNT(cells); i++) {
+    char name[64];
+    double us[2];
+    tree_batch t;
+    tree_batch_init(&t, 16);
+    for (int32_t r = 0; r < cells[i][0]; r++)
+      tree_batch_row(&t, -1, cells[i][1] + r % 17);
+    time_shared(us, &t);
+    snprintf(name, sizeof name, "%d rows of %d that share nothing: %.1f us, over %.1f", cells[i][0],
+             cells[i][1], us[0], us[1]);
+    bound(name, us[0] / us[1], 1.02);
+  }
+  verdict();
+}
+
 /* ------------------------------------------------------------------ group */
 
 static int setup(void **state) {
@@ -576,10 +752,13 @@ int gpu_suite_perf(void) {
       cmocka_unit_test(test_c06_many_rows_one_kv_head),
       cmocka_unit_test(test_c07_no_spikes_over_batch_sizes),
       cmocka_unit_test(test_c19_captured_short_replayed_long),
+      cmocka_unit_test(test_short_rows),
       cmocka_unit_test(test_c20_room_for_more_rows),
       cmocka_unit_test(test_c26_page_sizes),
       cmocka_unit_test(test_c48_fp8_against_f16),
       cmocka_unit_test(test_tree_planning),
+      cmocka_unit_test(test_shared_layers),
+      cmocka_unit_test(test_shared_without_sharing),
   };
   return cmocka_run_group_tests_name("perf", tests, setup, teardown);
 }
