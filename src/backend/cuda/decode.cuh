@@ -42,7 +42,8 @@ template <typename K, int HD> static int32_t pkv_decode_shared_bytes(int32_t sta
 template <typename KV, int HD, typename Walk = pkv_walk> struct pkv_feed {
   typedef pkv_decode_config<KV, HD> C;
   Walk walk;
-  int pages, step; /* read ahead for `walk`, and which of them is its own (pkv_fetch_pages) */
+  int pages, step; /* read ahead for `walk`, and which of them is its own (pkv_read_pages) */
+  bool pages_read;
   int refill;
   uint32_t ring;
   uint64_t policy;
@@ -68,17 +69,18 @@ template <typename KV, int HD, typename Walk = pkv_walk> struct pkv_feed {
     return pkv_runs(p) && walk.row >= 0 && walk.at + PKV_STEP_TOKENS <= walk.len - pkv_q_len(p);
   }
   template <typename P> __device__ __forceinline__ void fetch(const P &p, int warp, int lane) {
-    pages = pkv_fetch_pages(walk, p, warp, lane);
+    pages_read = pkv_read_pages(pages, walk, p, warp, lane);
     step = 0;
   }
   /* Issues the copies of the next step, and the page ids of those after, if none are left. */
   template <typename P, typename Work>
   __device__ __forceinline__ void push(const P &p, const Work &work, int warp, int lane) {
     const Walk at = walk;
-    const int page = pkv_runs(p) ? __shfl_sync(0xffffffffu, pages, step) : pages;
+    if (step == 0) pages = pkv_checked_page(pages, pages_read, p, walk.row);
+    const int page = __shfl_sync(0xffffffffu, pages, pkv_runs(p) ? step : step * 16 + (lane & 15));
     if (walk.row >= 0) {
       walk.at += walk.step();
-      bool more = pkv_runs(p) && ++step < 32;
+      bool more = ++step < (pkv_runs(p) ? pkv_run_steps : pkv_token_steps);
       if (walk.at >= walk.end) {
         skip(p, work);
         more = false;

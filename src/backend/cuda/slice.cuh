@@ -19,27 +19,41 @@ template <> struct pkv_bits<1> { typedef uint8_t type; };
 template <> struct pkv_bits<2> { typedef uint16_t type; };
 
 /*
- * Page ids, read from the walk on. Runs (16 tokens lie on one page): of this warp's slices of 32
- * steps, a lane each. Else: of this lane's token (lane & 15) of one step. -1 where there is none.
+ * Page ids from the walk on, as the table has them: nothing waits for them before they are used.
+ * Runs (16 tokens lie on one page): of this warp's slices of 32 steps, a lane each. Else: of the
+ * tokens of two steps, 16 lanes each. False, and -1, where this lane has read none.
  */
+static constexpr int pkv_run_steps = 32, pkv_token_steps = 2;
+
 template <typename Walk, typename P>
-static __device__ __forceinline__ int pkv_fetch_pages(const Walk &w, const P &p, int warp,
-                                                      int lane) {
-  if (w.row < 0) return -1;
-  int token = w.at + w.share(warp) + (pkv_runs(p) ? lane * w.step() : lane & 15);
-  if (token >= w.end) return -1;
+static __device__ __forceinline__ bool pkv_read_pages(int &page, const Walk &w, const P &p,
+                                                      int warp, int lane) {
+  page = -1;
+  if (w.row < 0) return false;
+  const int first = w.at + w.share(warp);
+  int token = pkv_runs(p) ? first + lane * w.step() : first + (lane >> 4) * w.step() + (lane & 15);
+  if (token >= w.end) return false;
   if (pkv_window(p) > 0) { /* pages before every query's window may be gone */
     const int last = pkv_runs(p) ? token + PKV_SLICE_TOKENS - 1 : token;
-    if (last < w.len - pkv_q_len(p) + 1 - pkv_window(p)) return -1;
+    if (last < w.len - pkv_q_len(p) + 1 - pkv_window(p)) return false;
   }
   token = min(token, w.len - 1); /* padded: the row's last valid page again */
   const int index =
       pkv_runs(p) || p.page_shift >= 0 ? token >> p.page_shift : token / p.cache.page_tokens;
-  const int page = index < p.max_pages
-                       ? __ldg(p.block_table + (int64_t)w.row * p.block_table_stride + index)
-                       : -1; /* the row is longer than its table */
-  if ((uint32_t)page < (uint64_t)p.cache.pages) return page;
-  atomicMax(p.fault, 1 + w.row);
+  if (index >= p.max_pages) { /* the row is longer than its table */
+    atomicMax(p.fault, 1 + w.row);
+    return false;
+  }
+  page = (int)pkv_load_ahead(p.block_table + (int64_t)w.row * p.block_table_stride + index);
+  return true;
+}
+
+/* The id that was read, or -1 for one outside the pool. */
+template <typename P>
+static __device__ __forceinline__ int pkv_checked_page(int page, bool was_read, const P &p,
+                                                       int row) {
+  if (!was_read || (uint32_t)page < (uint64_t)p.cache.pages) return page;
+  atomicMax(p.fault, 1 + row);
   return -1;
 }
 
@@ -92,10 +106,12 @@ static __device__ __forceinline__ void pkv_copy_run(const pkv_walk &w, const P &
 /* Token by token, each on a page of its own; what lies past end or head dimension is zero. */
 template <typename KV, typename P>
 static __device__ __forceinline__ void pkv_copy_tokens(const pkv_walk &w, const P &p, int page,
-                                                       uint32_t to, int base, int lane) {
+                                                       uint32_t to, int base, uint64_t policy,
+                                                       int lane) {
   typedef typename KV::element element;
+  constexpr int tokens_a_turn = 32 / KV::chunks, turns = PKV_SLICE_TOKENS * KV::chunks / 32;
   constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
-  const int token = min(base + (lane & 15), w.len - 1);
+  const int token = min(base + (lane & 15), w.len - 1), c = lane % KV::chunks;
   const int in_page =
       p.page_shift >= 0 ? token & (p.cache.page_tokens - 1) : token % p.cache.page_tokens;
   int64_t k_at = (int64_t)page * p.cache.k_page_stride + in_page * p.cache.k_token_stride +
@@ -103,25 +119,31 @@ static __device__ __forceinline__ void pkv_copy_tokens(const pkv_walk &w, const 
   const int64_t v_at = (int64_t)page * p.cache.v_page_stride + in_page * p.cache.v_token_stride +
                        w.head * p.cache.v_head_stride;
   if (page < 0 || base + (lane & 15) >= w.end) k_at = INT64_MIN;
-#pragma unroll 2
-  for (int i = 0; i < PKV_SLICE_TOKENS * KV::chunks / 32; ++i) {
-    const int t = (i * 32 + lane) / KV::chunks, c = (i * 32 + lane) % KV::chunks;
+  const int left = (p.cache.head_dim - c * (16 / KV::bytes)) * KV::bytes; /* may end inside */
+  const int width = max(0, min(16, left)), d = width > 0 ? c * (16 / KV::bytes) : 0;
+  const auto turn = [&](int i, auto &&copy) {
+    const int t = i * tokens_a_turn + lane / KV::chunks;
     const int64_t k_from = __shfl_sync(0xffffffffu, k_at, t);
     const int64_t v_from = __shfl_sync(0xffffffffu, v_at, t);
-    const int left = (p.cache.head_dim - c * (16 / KV::bytes)) * KV::bytes; /* may end inside */
-    const int bytes = k_from == INT64_MIN ? 0 : max(0, min(16, left));
-    const uint32_t at = (uint32_t)((t * KV::chunks + pkv_swizzle<KV::chunks>(t, c)) * 16);
-    const int64_t d = bytes > 0 ? c * (16 / KV::bytes) : 0;
-    const element *k = (const element *)p.cache.k + (bytes > 0 ? k_from + d : 0);
-    const element *v = (const element *)p.cache.v + (bytes > 0 ? v_from + d : 0);
-    if (pkv_aligned(p)) {
-      pkv_copy16(to + at, k, bytes);
-      pkv_copy16(to + slice_bytes + at, v, bytes);
-    } else {
-      pkv_copy_elements(to + at, k, bytes / KV::bytes);
-      pkv_copy_elements(to + slice_bytes + at, v, bytes / KV::bytes);
-    }
+    const bool there = k_from != INT64_MIN;
+    const uint32_t at = to + (uint32_t)((t * KV::chunks + pkv_swizzle<KV::chunks>(t, c)) * 16);
+    const int bytes = there ? width : 0;
+    copy(at, (const element *)p.cache.k + (there ? k_from + d : 0), bytes);
+    copy(at + slice_bytes, (const element *)p.cache.v + (there ? v_from + d : 0), bytes);
+  };
+  if (pkv_aligned(p)) {
+#pragma unroll 4
+    for (int i = 0; i < turns; ++i)
+      turn(i, [&](uint32_t at, const element *from, int bytes) {
+        pkv_copy16(at, from, bytes, policy);
+      });
+    return;
   }
+#pragma unroll 1
+  for (int i = 0; i < turns; ++i)
+    turn(i, [](uint32_t at, const element *from, int bytes) {
+      pkv_copy_elements(at, from, bytes / KV::bytes);
+    });
 }
 
 /* Copies the slice at w to `to` and commits; `page` is its page, or this lane's token's. */
@@ -134,7 +156,7 @@ static __device__ __forceinline__ void pkv_copy_slice(const Walk &w, const P &p,
     if (pkv_runs(p) && (pkv_is_plain(p) || w.end <= w.len)) /* else padded */
       pkv_copy_run<KV, HD>(w, p, page, to, base, policy, lane);
     else
-      pkv_copy_tokens<KV>(w, p, page, to, base, lane);
+      pkv_copy_tokens<KV>(w, p, page, to, base, policy, lane);
   }
   pkv_copy_commit();
 }
