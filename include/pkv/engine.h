@@ -201,6 +201,17 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_chat_tokenize_json(int32_t *ids, size_t ca
                                                          const char *json, size_t bytes,
                                                          int32_t add_generation, pkv_error *err);
 
+/* How a model writes calls of tools, as its chat template tells. */
+typedef enum pkv_tool_style {
+  PKV_TOOLS_PLAIN = 0,   /* the template shows no tools: whoever asks has to explain them */
+  PKV_TOOLS_TAGGED = 1,  /* <tool_call>{"name": .., "arguments": {..}}</tool_call> (Qwen, Hermes) */
+  PKV_TOOLS_LLAMA = 2,   /* {"name": .., "parameters": {..}} and nothing else */
+  PKV_TOOLS_MISTRAL = 3, /* [TOOL_CALLS] and a list of {"name": .., "arguments": {..}} */
+  PKV_TOOLS_SHOWN = 4    /* shown, in a way that is not known: taken as {"name": .., ...} */
+} pkv_tool_style;
+/* Any thread. */
+PKV_API pkv_tool_style pkv_model_tool_style(const pkv_model *model);
+
 /* ------------------------------------------------------------------------------------------
  * Engine
  * ------------------------------------------------------------------------------------------ */
@@ -314,7 +325,9 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_constraint_create_schema(pkv_constraint **
                                                                const char *schema, size_t bytes,
                                                                const pkv_allocator *allocator,
                                                                pkv_error *err);
-/* Requests that use it keep it. NULL is allowed. */
+/* One more user of it, who destroys it in turn. Any thread. */
+PKV_API pkv_constraint *pkv_constraint_retain(pkv_constraint *constraint);
+/* Its last user frees it; requests are users until they end. NULL is allowed. Any thread. */
 PKV_API void pkv_constraint_destroy(pkv_constraint *constraint);
 
 typedef struct pkv_logit_bias {

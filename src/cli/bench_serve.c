@@ -103,6 +103,7 @@ static pkv_status send_request(bench_load *l, int32_t index, pkv_job_spec *spec,
   spec->request.max_tokens = w->tokens;
   spec->request.ignore_end = 1;
   spec->n = 1;
+  spec->shown = -1;
   spec->prompt = (pkv_tokens){ids, count};
   l->clients[index].sent_ns = pkv_clock_ns();
   const pkv_status status = pkv_loop_submit(&l->clients[index].job, l->loop, spec, err);

@@ -130,7 +130,12 @@ void pkv_constraint_destroy(pkv_constraint *constraint) {
   pkv_constraint_release(constraint);
 }
 
-const pkv_constraint *pkv_constraint_retain(const pkv_constraint *constraint) {
+pkv_constraint *pkv_constraint_retain(pkv_constraint *constraint) {
+  (void)pkv_constraint_hold(constraint);
+  return constraint;
+}
+
+const pkv_constraint *pkv_constraint_hold(const pkv_constraint *constraint) {
   (void)atomic_fetch_add(&constraint->count->users, 1);
   return constraint;
 }

@@ -13,7 +13,7 @@ bool pkv_constraint_fits(const pkv_constraint *constraint, const pkv_model *mode
 /* Bytes of its longest text; -1 = there is none. */
 int64_t pkv_constraint_longest(const pkv_constraint *constraint);
 /* One more user, and one less: the last one frees it. */
-const pkv_constraint *pkv_constraint_retain(const pkv_constraint *constraint);
+const pkv_constraint *pkv_constraint_hold(const pkv_constraint *constraint);
 void pkv_constraint_release(const pkv_constraint *constraint);
 
 /* From a tree that its caller filled; a failed tree gives its failure. */

@@ -37,7 +37,7 @@ pkv_status pkv_guide_take(int32_t *guide, pkv_engine *engine, const pkv_constrai
     if (g->constraint != NULL) clear(g);
     PKV_TRY(pkv_machine_create(&g->machine, pkv_constraint_program(constraint),
                                pkv_constraint_trie(constraint), &engine->allocator, err));
-    g->constraint = pkv_constraint_retain(constraint);
+    g->constraint = pkv_constraint_hold(constraint);
   }
   g->users++;
   g->used = engine->next_order;

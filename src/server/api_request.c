@@ -7,7 +7,9 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "server/api_constraint.h"
 #include "server/api_fields.h"
+#include "server/tools.h"
 
 /* n is bounded lower than PKV_CHOICES: the rest is for lists of prompts. */
 #define MAX_N 16
@@ -114,14 +116,15 @@ static bool read_stops(pkv_stops *stops, pkv_api_error *error, const json_t *roo
 }
 
 /* Fields that may only say what happens anyway. */
-static bool refuse_unserved(pkv_api_error *error, const json_t *root) {
+static bool refuse_unserved(pkv_api_error *error, const json_t *root, bool chat) {
   static const char *const names[] = {
-      "tools",      "functions",   "tool_choice",     "suffix",          "stop_token_ids",
-      "grammar",    "json_schema", "guided_json",     "guided_regex",    "guided_choice",
-      "modalities", "audio",       "use_beam_search", "prompt_logprobs", "structured_outputs",
+      "tools",          "functions",       "tool_choice",     "suffix",
+      "stop_token_ids", "guided_regex",    "guided_choice",   "modalities",
+      "audio",          "use_beam_search", "prompt_logprobs", "structured_outputs",
   };
   for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
     const json_t *const value = pkv_api_field(root, names[i]);
+    if (chat && strncmp(names[i], "tool", 4) == 0) continue;
     if (value == NULL || json_is_false(value)) continue;
     if ((json_is_array(value) && json_array_size(value) == 0) ||
         (json_is_object(value) && json_object_size(value) == 0) ||
@@ -131,11 +134,6 @@ static bool refuse_unserved(pkv_api_error *error, const json_t *root) {
       continue;
     return pkv_api_refuse(error, 400, "unsupported", names[i], "%s is not supported", names[i]);
   }
-  const json_t *const format = pkv_api_field(root, "response_format");
-  const char *const type = json_string_value(json_object_get(format, "type"));
-  if (format != NULL && (type == NULL || strcmp(type, "text") != 0))
-    return pkv_api_refuse(error, 400, "unsupported", "response_format",
-                          "response_format may only be of type text");
   return true;
 }
 
@@ -297,7 +295,7 @@ static bool read_settings(pkv_api_request *out, pkv_api_error *error, const pkv_
   out->job.request = (pkv_request)PKV_REQUEST_INIT;
   if (!read_stream(out, error, root)) return false;
   if (!read_stops(&out->job.stops, error, root)) return false;
-  if (!refuse_unserved(error, root)) return false;
+  if (!refuse_unserved(error, root, out->kind == PKV_API_CHAT)) return false;
   if (!read_sampling(out, error, root, v)) return false;
   if (!read_bias(&out->job, error, model, root)) return false;
   return read_length(out, error, v) && read_logprobs(out, error, root, v);
@@ -322,29 +320,56 @@ static bool check_lengths(pkv_api_request *out, pkv_api_error *error, int32_t lo
   return true;
 }
 
+/* A call that is demanded constrains the answer. */
+static bool demand_call(pkv_api_request *out, pkv_api_error *error, const pkv_model *model,
+                        pkv_constraint_cache *cache) {
+  if (!out->tools.demanded) return true;
+  if (out->job.constraint != NULL)
+    return pkv_api_refuse(error, 400, "invalid_value", "tool_choice",
+                          "tool_choice and another constraint cannot be asked for at once");
+  json_t *const schema = pkv_tools_schema(&out->tools);
+  const bool made = pkv_api_use_schema(&out->job.constraint, error, model, cache, "tools", schema);
+  json_decref(schema);
+  return made;
+}
+
 static bool read_root(pkv_api_request *out, pkv_api_error *error, const pkv_model *model,
-                      int32_t longest, const json_t *root, size_t body_bytes) {
+                      pkv_constraint_cache *cache, int32_t longest, const json_t *root,
+                      size_t body_bytes) {
   if (!read_settings(out, error, model, root)) return false;
   if (out->kind == PKV_API_CHAT) {
     out->prompt_count = 1;
-    if (!pkv_api_read_messages(&out->prompts[0], error, model, root, body_bytes)) return false;
+    if (!pkv_tools_read(&out->tools, error, model, root)) return false;
+    const bool read = pkv_tools_concern(&out->tools, root)
+                          ? pkv_tools_prompt(&out->prompts[0], error, model, &out->tools, root)
+                          : pkv_api_read_messages(&out->prompts[0], error, model, root, body_bytes);
+    if (!read) {
+      pkv_tools_free(&out->tools);
+      return false;
+    }
+    out->job.shown = pkv_tools_marker(&out->tools, model);
   } else if (!pkv_api_read_prompts(out->prompts, &out->prompt_count,
                                    out->kind == PKV_API_LLAMA ? 1 : PKV_CHOICES, error, model,
                                    "prompt", root)) {
     return false;
   }
-  if (check_lengths(out, error, longest)) return true;
+  if (check_lengths(out, error, longest) &&
+      pkv_api_read_constraint(&out->job.constraint, error, model, cache, root) &&
+      demand_call(out, error, model, cache))
+    return true;
   pkv_api_free(out);
   return false;
 }
 
 bool pkv_api_read(pkv_api_request *out, pkv_api_error *error, const pkv_model *model,
-                  int32_t longest, pkv_api_kind kind, const char *body, size_t bytes) {
+                  pkv_constraint_cache *cache, int32_t longest, pkv_api_kind kind, const char *body,
+                  size_t bytes) {
   memset(out, 0, sizeof *out);
   out->kind = kind;
+  out->job.shown = -1;
   json_t *const root = pkv_api_parse(error, body, bytes);
   if (root == NULL) return false;
-  const bool ok = read_root(out, error, model, longest, root, bytes);
+  const bool ok = read_root(out, error, model, cache, longest, root, bytes);
   json_decref(root);
   return ok;
 }
@@ -353,4 +378,7 @@ void pkv_api_free(pkv_api_request *request) {
   for (int32_t i = 0; i < request->prompt_count; i++)
     pkv_tokens_free(&request->prompts[i]);
   request->prompt_count = 0;
+  pkv_constraint_destroy(request->job.constraint);
+  request->job.constraint = NULL;
+  pkv_tools_free(&request->tools);
 }

@@ -7,6 +7,7 @@
 #ifndef PKV_SERVER_API_REQUEST_H
 #define PKV_SERVER_API_REQUEST_H
 
+#include "server/constraint_cache.h"
 #include "server/engine_loop.h"
 
 /* Whose interface a request speaks. */
@@ -16,11 +17,22 @@ typedef enum pkv_api_kind {
   PKV_API_LLAMA        /* llama-server's /completion */
 } pkv_api_kind;
 
+#define PKV_TOOL_NAME 64
+
+/* What the model may call, or has to. */
+typedef struct pkv_tools {
+  struct json_t *list; /* as the request has it; NULL: none */
+  pkv_tool_style style;
+  bool demanded, parallel;
+  char only[PKV_TOOL_NAME + 1]; /* the one that is demanded; empty = any */
+} pkv_tools;
+
 typedef struct pkv_api_request {
   pkv_api_kind kind;
   bool stream, include_usage, logprobs;
   int32_t prompt_count;
   pkv_tokens prompts[PKV_CHOICES];
+  pkv_tools tools;
   pkv_job_spec job; /* of each prompt; its own `prompt` is unused */
 } pkv_api_request;
 
@@ -38,10 +50,11 @@ bool pkv_api_refuse(pkv_api_error *error, int http, const char *code, const char
 
 /*
  * Reads body[bytes] into *out, prompts tokenized; `longest` is the longest sequence of the engine.
- * On success the prompts are the caller's to free; on failure nothing is.
+ * On success the prompts and the constraint are the caller's to free; on failure nothing is.
  */
 bool pkv_api_read(pkv_api_request *out, pkv_api_error *error, const pkv_model *model,
-                  int32_t longest, pkv_api_kind kind, const char *body, size_t bytes);
+                  pkv_constraint_cache *cache, int32_t longest, pkv_api_kind kind, const char *body,
+                  size_t bytes);
 void pkv_api_free(pkv_api_request *request);
 
 #endif

@@ -159,8 +159,9 @@ static void count_token(pkv_loop *loop, pkv_job_choice *c, const pkv_event *even
 static pkv_status take_token(pkv_loop *loop, pkv_job_choice *c, const pkv_event *event) {
   static const pkv_stops none;
   const pkv_request *const r = &c->job->request;
-  /* The end token itself is no text of the answer. */
-  const bool text = event->finish != PKV_FINISH_STOP || event->from_prompt || event->stop_bytes > 0;
+  /* The end token itself is no text of the answer; one that completes a constraint is. */
+  const bool text = event->finish != PKV_FINISH_STOP || event->from_prompt ||
+                    event->stop_bytes > 0 || !pkv_model_is_end(loop->model, event->token);
   if (!event->from_prompt) {
     c->sampled++;
     count_token(loop, c, event);

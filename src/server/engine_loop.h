@@ -37,7 +37,9 @@ typedef struct pkv_job_spec {
   pkv_tokens prompt;
   pkv_request request; /* prompt, stops, bias, n and user are filled in by the job */
   pkv_stops stops;
-  int32_t n;     /* 1 .. PKV_CHOICES */
+  int32_t shown;              /* a control token whose text is shown; -1 = none */
+  pkv_constraint *constraint; /* or NULL; the job keeps it for itself */
+  int32_t n;                  /* 1 .. PKV_CHOICES */
   size_t window; /* of a stream: bytes not taken beyond which its tokens wait; 0 = no bound */
   int32_t bias_count;
   pkv_logit_bias bias[PKV_MAX_LOGIT_BIAS];

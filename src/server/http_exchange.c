@@ -141,6 +141,9 @@ void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
   pkv_http_free_request(x);
   pkv_buffer_deinit(&x->body);
   pkv_buffer_deinit(&x->out);
+  for (int32_t c = 0; x->told != NULL && x->reply.tools != NULL && c < x->choice_count; c++)
+    pkv_tool_parser_deinit(&x->told[c].parser);
+  pkv_tools_free(&x->tools);
   pkv_free(&a, x->told, (size_t)x->choice_count * sizeof *x->told);
   pkv_free(&a, x->states, (size_t)x->choice_count * sizeof *x->states);
   pkv_free(&a, x, sizeof *x);

@@ -54,10 +54,10 @@ static pkv_status tell_choice(pkv_exchange *x, int32_t c, pkv_piece *piece) {
   PKV_TRY(pkv_loop_take(piece, &x->states[c], x->connection->server->loop, x->jobs[c / x->n],
                         c % x->n, NULL));
   if (piece->text.size > 0 || piece->records.size > 0)
-    PKV_TRY(pkv_reply_delta(&x->out, &x->reply, c, piece, NULL));
+    PKV_TRY(pkv_reply_delta(&x->out, &x->reply, c, piece, &told->parser, NULL));
   if (!x->states[c].done) return PKV_OK;
   told->ended = true;
-  return pkv_reply_end(&x->out, &x->reply, c, &x->states[c], NULL);
+  return pkv_reply_end(&x->out, &x->reply, c, &x->states[c], &told->parser, NULL);
 }
 
 /* Turns what is new into events. */
@@ -150,6 +150,8 @@ static pkv_status submit_all(pkv_exchange *x, pkv_api_request *request) {
   x->states = pkv_alloc_zeroed(&a, (size_t)x->choice_count, sizeof *x->states);
   x->jobs = pkv_alloc_zeroed(&a, (size_t)x->job_count, sizeof *x->jobs);
   if (x->told == NULL || x->states == NULL || x->jobs == NULL) return PKV_E_NOMEM;
+  for (int32_t c = 0; c < x->choice_count && x->reply.tools != NULL; c++)
+    pkv_reply_parser(&x->told[c].parser, &x->reply, c);
   request->job.window = x->stream ? WINDOW_BYTES / (size_t)x->job_count : 0;
   for (int32_t i = 0; i < x->job_count; i++) {
     pkv_job_spec *const spec = &request->job;
@@ -161,7 +163,7 @@ static pkv_status submit_all(pkv_exchange *x, pkv_api_request *request) {
   return PKV_OK;
 }
 
-static void set_reply(pkv_exchange *x, const pkv_api_request *request) {
+static void set_reply(pkv_exchange *x, pkv_api_request *request) {
   static const char *const prefixes[] = {"cmpl", "chatcmpl", "cmpl"};
   pkv_server *const server = x->connection->server;
   x->stream = request->stream;
@@ -173,6 +175,9 @@ static void set_reply(pkv_exchange *x, const pkv_api_request *request) {
   x->reply.model = server->model;
   x->reply.created = (int64_t)time(NULL);
   x->reply.stops = &x->stops;
+  x->tools = request->tools; /* the exchange's from here on */
+  request->tools.list = NULL;
+  x->reply.tools = x->tools.list != NULL ? &x->tools : NULL;
   (void)snprintf(x->reply.id, sizeof x->reply.id, "%s-%" PRIx64 "%08" PRIx64,
                  prefixes[request->kind], (uint64_t)server->created, ++server->next_id);
 }
@@ -185,7 +190,7 @@ void pkv_http_free_request(pkv_exchange *x) {
   x->request = NULL;
 }
 
-/* By either thread: touches nothing but the exchange and the model. */
+/* By either thread: touches nothing but the exchange, the model and the constraints. */
 static void read_request(void *user) {
   pkv_exchange *const x = user;
   const pkv_server *const server = x->connection->server;
@@ -194,12 +199,16 @@ static void read_request(void *user) {
                             : x->route == PKV_ROUTE_LLAMA ? PKV_API_LLAMA
                                                           : PKV_API_COMPLETIONS;
   x->request = pkv_alloc_zeroed(&a, 1, sizeof *x->request);
-  x->understood = x->request != NULL
-                      ? pkv_api_read(x->request, &x->refusal, server->model, server->longest, kind,
-                                     x->body.size > 0 ? x->body.data : "", x->body.size)
-                      : pkv_api_refuse(&x->refusal, 503, "no_memory", "",
-                                       "there is no memory for this request");
-  if (!x->understood && x->request != NULL) x->request->prompt_count = 0; /* freed already */
+  x->understood =
+      x->request != NULL
+          ? pkv_api_read(x->request, &x->refusal, server->model, server->constraints,
+                         server->longest, kind, x->body.size > 0 ? x->body.data : "", x->body.size)
+          : pkv_api_refuse(&x->refusal, 503, "no_memory", "",
+                           "there is no memory for this request");
+  if (!x->understood && x->request != NULL) { /* freed already */
+    x->request->prompt_count = 0;
+    x->request->job.constraint = NULL;
+  }
 }
 
 static enum MHD_Result begin_jobs(pkv_exchange *x) {

@@ -11,6 +11,7 @@
 #include "server/api_keys.h"
 #include "server/reply_text.h"
 #include "server/serve.h"
+#include "server/tool_parse.h"
 #include "server/text_worker.h"
 
 /* Longer bodies are read by the text worker: 64 KiB take 10 ms and more. */
@@ -77,6 +78,7 @@ struct pkv_server {
   const pkv_model *model; /* NULL until it is loaded */
   pkv_loop *loop;
   pkv_text_worker *texts;
+  pkv_constraint_cache *constraints;
   struct MHD_Daemon *daemon;
   pkv_connection *connections;
   pkv_http_counters counters;
@@ -92,6 +94,7 @@ struct pkv_server {
 /* What one choice of an answer has had. */
 typedef struct pkv_told {
   bool opened, ended;
+  pkv_tool_parser parser; /* where the request has tools */
 } pkv_told;
 
 /* One request and its answer. */
@@ -119,6 +122,7 @@ struct pkv_exchange {
   size_t sent, dropped;        /* bytes of `out`; bytes of a body that is too large */
   pkv_reply reply;
   pkv_stops stops;
+  pkv_tools tools;
   int32_t job_count, n, choice_count; /* choice = job * n + its index there */
   pkv_job **jobs;                     /* [job_count]; NULL once released */
   pkv_told *told;                     /* [choice_count] */

@@ -33,6 +33,7 @@ void pkv_job_free(pkv_job *job) {
     pkv_piece_deinit(&job->choices[i].piece);
   }
   pkv_free(&a, job->bias, (size_t)job->request.logit_bias_count * sizeof *job->bias);
+  pkv_constraint_destroy(job->constraint);
   pkv_tokens_free(&job->prompt);
   pkv_free(&a, job, job_bytes(job->n));
 }
@@ -49,6 +50,8 @@ static pkv_job *make_job(const pkv_job_spec *spec, const pkv_model *model) {
   job->request.prompt_tokens = (int32_t)spec->prompt.count;
   job->request.n = spec->n;
   job->request.user = job;
+  if (spec->constraint != NULL)
+    job->request.constraint = job->constraint = pkv_constraint_retain(spec->constraint);
   for (int32_t i = 0; i < spec->stops.count; i++)
     job->stop_texts[i] = job->stops.text[i];
   job->request.stop = job->stop_texts;
@@ -61,6 +64,7 @@ static pkv_job *make_job(const pkv_job_spec *spec, const pkv_model *model) {
     c->state.stop = -1;
     c->state.arrived_ns = pkv_clock_ns();
     pkv_answer_init(&c->answer, model);
+    c->answer.stream.shown = spec->shown;
     pkv_buffer_init(&c->records, PKV_RECORD_BYTES, NULL);
     pkv_piece_init(&c->piece);
   }

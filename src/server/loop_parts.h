@@ -34,6 +34,7 @@ struct pkv_job {
   const char *stop_texts[PKV_MAX_STOPS];
   int32_t n;
   pkv_logit_bias *bias;
+  pkv_constraint *constraint;
   /* the engine thread's */
   int64_t id;    /* in the engine; 0 = not there */
   size_t window; /* bytes that may wait for the client before the engine pauses; 0 = any */

@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/status.h"
 #include "server/json_out.h"
 #include "server/reply_logprobs.h"
@@ -11,8 +12,27 @@ static bool is_good(pkv_finish finish) {
   return finish == PKV_FINISH_STOP || finish == PKV_FINISH_LENGTH;
 }
 
-static const char *finish_text(pkv_finish finish) {
-  return finish == PKV_FINISH_LENGTH ? "length" : "stop";
+static const char *finish_text(pkv_finish finish, bool calls) {
+  return finish == PKV_FINISH_LENGTH ? "length" : calls ? "tool_calls" : "stop";
+}
+
+static bool news_init(pkv_tool_news *news) {
+  pkv_buffer_init(&news->content, PKV_ANSWER_BYTES, NULL);
+  news->deltas = json_array();
+  return news->deltas != NULL;
+}
+
+static void news_deinit(pkv_tool_news *news) {
+  pkv_buffer_deinit(&news->content);
+  json_decref(news->deltas);
+}
+
+static uint64_t answer_number(const pkv_reply *reply, int32_t choice) {
+  return pkv_hash_bytes(reply->id, strlen(reply->id), (uint64_t)choice);
+}
+
+void pkv_reply_parser(pkv_tool_parser *parser, const pkv_reply *reply, int32_t choice) {
+  pkv_tool_parser_init(parser, reply->tools, answer_number(reply, choice));
 }
 
 /* A prompt counts once, whatever its n. */
@@ -99,9 +119,36 @@ static json_t *llama_delta(const pkv_reply *reply, const pkv_piece *piece) {
 
 /* --- OpenAI's ------------------------------------------------------------------------------ */
 
+/* A whole answer that may hold calls; without any content that is null, as clients expect it. */
+static json_t *tools_json(const pkv_reply *reply, int32_t index, const pkv_whole *w) {
+  pkv_tool_parser parser;
+  pkv_tool_news news;
+  json_t *choice = NULL;
+  pkv_reply_parser(&parser, reply, index);
+  if (news_init(&news) &&
+      pkv_tool_parser_feed(&news, &parser, w->piece.text.data, w->piece.text.size) == PKV_OK &&
+      pkv_tool_parser_end(&news, &parser) == PKV_OK) {
+    const bool calls = json_array_size(news.deltas) > 0;
+    json_t *const content =
+        news.content.size > 0 || !calls
+            ? json_stringn(news.content.size > 0 ? news.content.data : "", news.content.size)
+            : json_null();
+    json_t *const message =
+        json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", content, "refusal");
+    if (calls) (void)json_object_set_new(message, "tool_calls", pkv_tool_calls(news.deltas));
+    choice = json_pack("{s:i, s:o, s:o, s:s}", "index", index, "message", message, "logprobs",
+                       pkv_logprobs_chat(reply, &w->piece), "finish_reason",
+                       finish_text(w->state.finish, calls));
+  }
+  news_deinit(&news);
+  pkv_tool_parser_deinit(&parser);
+  return choice;
+}
+
 static json_t *choice_json(const pkv_reply *reply, int32_t index, const pkv_whole *w) {
   const char *const text = w->piece.text.size > 0 ? w->piece.text.data : "";
-  const char *const finish = finish_text(w->state.finish);
+  if (reply->tools != NULL) return tools_json(reply, index, w);
+  const char *const finish = finish_text(w->state.finish, false);
   if (reply->kind == PKV_API_CHAT)
     return json_pack("{s:i, s:{s:s, s:s%, s:n}, s:o, s:s}", "index", index, "message", "role",
                      "assistant", "content", text, w->piece.text.size, "refusal", "logprobs",
@@ -145,8 +192,43 @@ pkv_status pkv_reply_open(pkv_buffer *out, const pkv_reply *reply, int32_t choic
                       NULL, err);
 }
 
+/* Events of what a parser made of text. */
+static pkv_status append_news(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
+                              const pkv_tool_news *news, json_t *logprobs, pkv_error *err) {
+  pkv_status status = PKV_OK;
+  if (news->content.size > 0 || !json_is_null(logprobs))
+    status = append_chunk(out, reply,
+                          json_pack("[{s:i, s:{s:s%}, s:O, s:n}]", "index", choice, "delta",
+                                    "content", news->content.size > 0 ? news->content.data : "",
+                                    news->content.size, "logprobs", logprobs, "finish_reason"),
+                          NULL, err);
+  if (status == PKV_OK && json_array_size(news->deltas) > 0)
+    status = append_chunk(out, reply,
+                          json_pack("[{s:i, s:{s:O}, s:n, s:n}]", "index", choice, "delta",
+                                    "tool_calls", news->deltas, "logprobs", "finish_reason"),
+                          NULL, err);
+  json_decref(logprobs);
+  return status;
+}
+
+static pkv_status tools_delta(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
+                              const pkv_piece *piece, pkv_tool_parser *parser, pkv_error *err) {
+  pkv_tool_news news;
+  pkv_status status = PKV_E_NOMEM;
+  if (news_init(&news)) {
+    status = piece != NULL ? pkv_tool_parser_feed(&news, parser, piece->text.data, piece->text.size)
+                           : pkv_tool_parser_end(&news, parser);
+    if (status == PKV_OK)
+      status = append_news(out, reply, choice, &news,
+                           piece != NULL ? pkv_logprobs_chat(reply, piece) : json_null(), err);
+  }
+  news_deinit(&news);
+  return status;
+}
+
 pkv_status pkv_reply_delta(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
-                           const pkv_piece *piece, pkv_error *err) {
+                           const pkv_piece *piece, pkv_tool_parser *parser, pkv_error *err) {
+  if (reply->tools != NULL) return tools_delta(out, reply, choice, piece, parser, err);
   const char *const text = piece->text.size > 0 ? piece->text.data : "";
   const size_t bytes = piece->text.size;
   if (reply->kind == PKV_API_LLAMA)
@@ -161,7 +243,7 @@ pkv_status pkv_reply_delta(pkv_buffer *out, const pkv_reply *reply, int32_t choi
 }
 
 pkv_status pkv_reply_end(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
-                         const pkv_choice_state *state, pkv_error *err) {
+                         const pkv_choice_state *state, pkv_tool_parser *parser, pkv_error *err) {
   if (!is_good(state->finish)) {
     PKV_TRY(pkv_buffer_append(out, "data: ", 6, err));
     pkv_api_error error = {500, NULL, "", ""};
@@ -171,7 +253,8 @@ pkv_status pkv_reply_end(pkv_buffer *out, const pkv_reply *reply, int32_t choice
   }
   if (reply->kind == PKV_API_LLAMA)
     return pkv_json_append_event(out, llama_end(reply, state, "", 0), err);
-  const char *const reason = finish_text(state->finish);
+  if (reply->tools != NULL) PKV_TRY(tools_delta(out, reply, choice, NULL, parser, err));
+  const char *const reason = finish_text(state->finish, reply->tools != NULL && parser->calls > 0);
   json_t *const choices = reply->kind == PKV_API_CHAT
                               ? json_pack("[{s:i, s:{}, s:n, s:s}]", "index", choice, "delta",
                                           "logprobs", "finish_reason", reason)

@@ -3,7 +3,7 @@
 #ifndef PKV_SERVER_REPLY_TEXT_H
 #define PKV_SERVER_REPLY_TEXT_H
 
-#include "server/api_request.h"
+#include "server/tool_parse.h"
 
 /* What all bodies of one answer have in common. */
 typedef struct pkv_reply {
@@ -14,7 +14,11 @@ typedef struct pkv_reply {
   const pkv_model *model; /* for the text of tokens */
   int64_t created;        /* Unix seconds */
   const pkv_stops *stops; /* the request's; borrowed */
+  const pkv_tools *tools; /* NULL = none; borrowed */
 } pkv_reply;
+
+/* The parser of a choice's stream, where the reply has tools. */
+void pkv_reply_parser(pkv_tool_parser *parser, const pkv_reply *reply, int32_t choice);
 
 /* One choice of a whole answer. */
 typedef struct pkv_whole {
@@ -29,12 +33,12 @@ pkv_status pkv_reply_whole(pkv_buffer *out, const pkv_reply *reply, const pkv_wh
                            int32_t count, int32_t n, pkv_error *err);
 /* The event that opens a choice of a chat's stream; nothing for others. */
 pkv_status pkv_reply_open(pkv_buffer *out, const pkv_reply *reply, int32_t choice, pkv_error *err);
-/* An event with what is new of a choice. */
+/* What is new of a choice. `parser`: of the choice, where the reply has tools. */
 pkv_status pkv_reply_delta(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
-                           const pkv_piece *piece, pkv_error *err);
+                           const pkv_piece *piece, pkv_tool_parser *parser, pkv_error *err);
 /* The event that says why a choice ended; an error event where it failed. */
 pkv_status pkv_reply_end(pkv_buffer *out, const pkv_reply *reply, int32_t choice,
-                         const pkv_choice_state *state, pkv_error *err);
+                         const pkv_choice_state *state, pkv_tool_parser *parser, pkv_error *err);
 /* What ends a stream: usage when asked for, [DONE]. */
 pkv_status pkv_reply_close(pkv_buffer *out, const pkv_reply *reply, const pkv_choice_state *states,
                            int32_t count, int32_t n, pkv_error *err);

@@ -237,6 +237,7 @@ static pkv_status start(pkv_server *server, pkv_error *err) {
   PKV_TRY(start_http(server, err));
   const pkv_serve_options *const o = server->options;
   const pkv_loop_options loop = {o->load, o->user, o->engine, server->wake_fd};
+  PKV_TRY(pkv_constraint_cache_create(&server->constraints, err));
   PKV_TRY(pkv_text_worker_create(&server->texts, server->wake_fd, err));
   PKV_TRY(pkv_loop_create(&server->loop, &loop, err));
   if (o->listening != NULL) o->listening(o->user, port);
@@ -257,6 +258,7 @@ static void stop(pkv_server *server) {
     MHD_stop_daemon(server->daemon);
   }
   pkv_text_worker_destroy(server->texts);
+  pkv_constraint_cache_destroy(server->constraints);
   pkv_loop_destroy(server->loop);
   const int fds[] = {server->listen_fd, server->wake_fd, server->signal_fd, server->poll_fd};
   for (size_t i = 0; i < sizeof fds / sizeof *fds; i++)

@@ -8,6 +8,7 @@ static const char replacement[] = "\xef\xbf\xbd";
 void pkv_text_stream_init(pkv_text_stream *stream, const pkv_model *model, size_t limit) {
   memset(stream, 0, sizeof *stream);
   stream->model = model;
+  stream->shown = -1;
   pkv_buffer_init(&stream->text, limit, NULL);
 }
 
@@ -46,7 +47,7 @@ pkv_status pkv_text_stream_bytes(pkv_text_stream *stream, const char *bytes, siz
 pkv_status pkv_text_stream_token(pkv_text_stream *stream, int32_t token, pkv_error *err) {
   const char *bytes = NULL;
   size_t count = 0;
-  PKV_TRY(pkv_token_text(&bytes, &count, stream->model, token, 0, err));
+  PKV_TRY(pkv_token_text(&bytes, &count, stream->model, token, token == stream->shown, err));
   return pkv_text_stream_bytes(stream, bytes, count, err);
 }
 

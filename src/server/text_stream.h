@@ -16,6 +16,7 @@ typedef struct pkv_text_stream {
   size_t taken;    /* bytes of text that the caller has taken */
   char held[4];    /* the beginning of a sequence */
   size_t held_bytes;
+  int32_t shown; /* a control token whose own text counts; -1 = none */
 } pkv_text_stream;
 
 void pkv_text_stream_init(pkv_text_stream *stream, const pkv_model *model, size_t limit);

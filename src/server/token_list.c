@@ -35,6 +35,17 @@ pkv_status pkv_tokens_from_chat(pkv_tokens *out, const pkv_model *model,
   return pkv_chat_tokenize(out->ids, count, &count, model, messages, message_count, 1, err);
 }
 
+pkv_status pkv_tokens_from_chat_json(pkv_tokens *out, const pkv_model *model, const char *json,
+                                     size_t bytes, pkv_error *err) {
+  size_t count = 0;
+  *out = (pkv_tokens){NULL, 0};
+  const pkv_status status = pkv_chat_tokenize_json(NULL, 0, &count, model, json, bytes, 1, err);
+  if (status != PKV_OK && status != PKV_E_TOO_SMALL) return status;
+  PKV_TRY(allocate(out, count, err));
+  if (count == 0) return PKV_OK;
+  return pkv_chat_tokenize_json(out->ids, count, &count, model, json, bytes, 1, err);
+}
+
 void pkv_tokens_free(pkv_tokens *tokens) {
   const pkv_allocator a = pkv_allocator_default();
   pkv_free(&a, tokens->ids, (tokens->count + 1) * sizeof(int32_t));

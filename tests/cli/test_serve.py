@@ -296,7 +296,13 @@ class Serve(unittest.TestCase):
                 ("stream", (1, "true")), ("stop", ("", 1, ["a", 2], ["x"] * 17, "y" * 257)),
                 ("logit_bias", ({"a": 5}, {"-1": 5}, {"191222": 5}, 5)), ("tools", ([{}],)),
                 ("model", (5,)),
-                ("logprobs", (6, -1, True)), ("response_format", ({"type": "json_object"},)),
+                ("logprobs", (6, -1, True)),
+                ("response_format", (5, {}, {"type": "xml"}, {"type": "json_schema"},
+                                     {"type": "json_schema", "json_schema": {"schema": 5}})),
+                ("grammar", (5, "root ::= root", "root ::= " + "(" * 60000)),
+                ("json_schema", (5, {"type": "invalid"}, {"not": {}}, "{", {"pattern": "foo**"},
+                                 {"pattern": "["})),
+                ("guided_grammar", ("x",)), ("guided_json", ({"$ref": "http://a"},)),
                 ("frequency_penalty", (2.5,)), ("stream_options", (5, {"include_usage": True})),
                 ("ignore_eos", (1,)), ("prompt", (5, {}, [], "", [5, "b"], [""], [[]], [-1],
                                                   [10**9], [1, "a"]))):
@@ -308,6 +314,134 @@ class Serve(unittest.TestCase):
             if name != "prompt":
                 answer = self.server.post("/v1/completions", dict(good, **{name: None}))
                 self.assertEqual(answer[0], 200, (name, answer))
+
+    def test_constraints(self):
+        """Answers under grammars and schemas, whole and streamed, beside a free one."""
+        schema = {"type": "object", "additionalProperties": False, "required": ["name", "age"],
+                  "properties": {"name": {"type": "string", "maxLength": 10},
+                                 "age": {"type": "integer", "minimum": 1, "maximum": 20}}}
+        chat = {"messages": [{"role": "user", "content": "A cat as JSON."}], "max_tokens": 80,
+                "seed": 3}
+        for asked in ({"response_format": {"type": "json_schema",
+                                           "json_schema": {"name": "cat", "schema": schema}}},
+                      {"response_format": {"type": "json_object", "schema": schema}},
+                      {"json_schema": schema}, {"guided_json": json.dumps(schema)}):
+            status, body = self.server.post("/v1/chat/completions", dict(chat, **asked))[:2]
+            self.assertEqual(status, 200, body)
+            choice = body["choices"][0]
+            self.assertEqual(choice["finish_reason"], "stop", choice)
+            value = json.loads(choice["message"]["content"])
+            self.assertEqual(sorted(value), ["age", "name"])
+            self.assertTrue(len(value["name"]) <= 10 and 1 <= value["age"] <= 20, value)
+        whole = choice["message"]["content"]
+        events = self.server.events("/v1/chat/completions", dict(chat, **asked))
+        self.assertEqual("".join(json.loads(e)["choices"][0]["delta"].get("content", "")
+                                 for e in events[:-1]), whole)
+        body = self.server.post("/completion", {"prompt": "Is it?", "grammar":
+                                                'root ::= ("yes" | "no") "\\n"'})[1]
+        self.assertIn(body["content"], ("yes\n", "no\n"))
+        self.assertEqual(body["stop_type"], "eos")
+        body = self.server.post("/v1/completions", {"prompt": "{", "max_tokens": 60, "n": 3,
+                                                    "response_format": {"type": "json_object"}})[1]
+        for choice in body["choices"]:
+            if choice["finish_reason"] == "stop":
+                self.assertIsInstance(json.loads(choice["text"]), dict)
+        answer = self.server.post("/v1/completions", {"prompt": "a", "grammar": 'root ::= "a"',
+                                                      "json_schema": schema})
+        self.refused(answer, 400, param="json_schema")
+        answer = self.server.post("/v1/completions", {"prompt": "a", "json_schema": {
+            "properties": {"secretname": {"items": {"uniqueItems": True}}}}})
+        self.refused(answer, 400, param="json_schema", code="unsupported")
+        message = answer[1]["error"]["message"]
+        self.assertIn("uniqueItems", message)
+        self.assertIn("properties[0]", message)
+        self.assertNotIn("secretname", message)
+
+    TOOLS = [{"type": "function", "function": {
+        "name": "get_weather", "description": "The weather of a city.",
+        "parameters": {"type": "object", "required": ["city"], "additionalProperties": False,
+                       "properties": {"city": {"type": "string", "maxLength": 12},
+                                      "unit": {"$ref": "#/$defs/unit"}},
+                       "$defs": {"unit": {"enum": ["C", "F"]}}}}},
+             {"type": "function", "function": {"name": "now"}}]
+
+    def test_tools(self):
+        """Calls, demanded and free, whole and streamed (R12); results come back as messages."""
+        user = {"role": "user", "content": "What is the weather in Paris?"}
+        chat = {"messages": [user], "tools": self.TOOLS, "max_tokens": 80, "seed": 5}
+        only = {"type": "function", "function": {"name": "now"}}
+        for choice in ("required", only):
+            body = self.server.post("/v1/chat/completions", dict(chat, tool_choice=choice))[1]
+            answer = body["choices"][0]
+            self.assertEqual(answer["finish_reason"], "tool_calls", body)
+            self.assertIsNone(answer["message"]["content"])
+            call, = answer["message"]["tool_calls"]
+            self.assertEqual(call["type"], "function")
+            arguments = json.loads(call["function"]["arguments"])
+            if choice is only or call["function"]["name"] == "now":
+                self.assertEqual((call["function"]["name"], arguments), ("now", {}))
+            else:
+                self.assertLessEqual(len(arguments["city"]), 12)
+                self.assertIn(arguments.get("unit", "C"), ("C", "F"))
+            events = self.server.events("/v1/chat/completions", dict(chat, tool_choice=choice))
+            deltas = [json.loads(e)["choices"][0] for e in events[:-1]]
+            self.assertEqual(deltas[-1]["finish_reason"], "tool_calls")
+            parts = [t for d in deltas for t in d["delta"].get("tool_calls", [])]
+            self.assertEqual([p["index"] for p in parts], [0] * len(parts))
+            self.assertEqual([p["function"]["name"] for p in parts if "id" in p],
+                             [call["function"]["name"]])
+            self.assertEqual("".join(p["function"].get("arguments", "") for p in parts),
+                             call["function"]["arguments"])
+        # Free: the text decides. What spells a call of another function stays text.
+        for text, calls in (('{"name": "now", "arguments": {}}', 1), ("It is now.", 0),
+                            ('{"name": "rm", "arguments": {}}', 0)):
+            body = self.server.post("/v1/chat/completions", dict(
+                chat, grammar="root ::= " + json.dumps(text)))[1]
+            answer = body["choices"][0]
+            self.assertEqual(len(answer["message"].get("tool_calls", [])), calls, body)
+            self.assertEqual(answer["message"]["content"], None if calls else text)
+            self.assertEqual(answer["finish_reason"], "tool_calls" if calls else "stop")
+        # Without tools, or with none, the same text is no call; a user's text never is.
+        for more in ({"tools": []}, {"tool_choice": "none"}):
+            body = self.server.post("/v1/chat/completions", dict(
+                chat, grammar='root ::= "{\\"name\\": \\"now\\"}"', **more))[1]
+            self.assertNotIn("tool_calls", body["choices"][0]["message"])
+            self.assertEqual(body["choices"][0]["message"]["content"], '{"name": "now"}')
+        turns = [dict(user, content='{"name": "now", "arguments": {}} <tool_call>'),
+                 {"role": "assistant", "content": None, "tool_calls": [
+                     {"id": "abcdefghi", "type": "function",
+                      "function": {"name": "now", "arguments": "{}"}}]},
+                 {"role": "tool", "tool_call_id": "abcdefghi", "content": "noon"}]
+        body = self.server.post("/v1/chat/completions", dict(
+            chat, messages=turns, grammar='root ::= "It is noon."'))[1]
+        self.assertEqual(body["choices"][0]["message"]["content"], "It is noon.")
+        self.assertNotIn("tool_calls", body["choices"][0]["message"])
+
+    def test_wrong_tools(self):
+        good = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
+        function = {"type": "function", "function": {"name": "f"}}
+        for fields, param in (
+                ({"tools": 5}, "tools"), ({"tools": [{}]}, "tools"),
+                ({"tools": [{"type": "x", "function": {"name": "f"}}]}, "tools"),
+                ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools"),
+                ({"tools": [{"type": "function", "function": {"name": "x" * 65}}]}, "tools"),
+                ({"tools": [{"type": "function", "function": {"name": "f", "parameters": 5}}]},
+                 "tools"),
+                ({"tools": [function] * 129}, "tools"),
+                ({"tools": [function], "tool_choice": "maybe"}, "tool_choice"),
+                ({"tools": [function], "tool_choice": {"type": "function", "function": {
+                    "name": "g"}}}, "tool_choice"),
+                ({"tool_choice": "required"}, "tool_choice"),
+                ({"tools": [function], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+                ({"tools": [function], "tool_choice": "required",
+                  "response_format": {"type": "json_object"}}, "tool_choice"),
+                ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
+                    "type": "invalid"}}}], "tool_choice": "required"}, "tools"),
+                ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {
+                    "properties": {"a": {"pattern": "foo**"}}}}}], "tool_choice": "required"},
+                 "tools")):
+            answer = self.server.post("/v1/chat/completions", dict(good, **fields))
+            self.refused(answer, 400, param=param)
 
     def test_wrong_messages(self):
         user = {"role": "user", "content": "a"}

@@ -1,0 +1,307 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server/tools.h"
+
+#include <string.h>
+
+#include "base/status.h"
+#include "server/api_fields.h"
+#include "server/json_out.h"
+
+#define MAX_TOOLS     128
+#define MAX_CALLS     8 /* of one answer, where they are demanded */
+#define PROMPT_BYTES  ((size_t)32 << 20)
+#define SCHEMA_LEVELS 64
+
+static const char *const markers[] = {
+    [PKV_TOOLS_TAGGED] = "<tool_call>",
+    [PKV_TOOLS_MISTRAL] = "[TOOL_CALLS]",
+    [PKV_TOOLS_SHOWN] = NULL,
+};
+
+static json_t *editable(const json_t *value) {
+  return (json_t *)(uintptr_t)value;
+}
+
+static const char *name_of(const json_t *tool) {
+  return json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+}
+
+/* --- the request's fields ------------------------------------------------------------------ */
+
+static bool good_name(const char *name) {
+  const size_t bytes = name != NULL ? strlen(name) : 0;
+  static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+  return bytes >= 1 && bytes <= PKV_TOOL_NAME && strspn(name, allowed) == bytes;
+}
+
+bool pkv_tools_have(const pkv_tools *tools, const char *name) {
+  size_t i;
+  const json_t *tool;
+  json_array_foreach(tools->list, i, tool) {
+    if (strcmp(name_of(tool), name) == 0) return true;
+  }
+  return false;
+}
+
+static bool check_tools(pkv_api_error *error, const json_t *list) {
+  size_t i;
+  const json_t *tool;
+  if (!json_is_array(list) || json_array_size(list) > MAX_TOOLS)
+    return pkv_api_refuse(error, 400, "invalid_type", "tools",
+                          "tools must be a list of at most %d tools", MAX_TOOLS);
+  json_array_foreach(list, i, tool) {
+    const char *const type = json_string_value(json_object_get(tool, "type"));
+    const json_t *const function = json_object_get(tool, "function");
+    const json_t *const parameters = pkv_api_field(function, "parameters");
+    if (type == NULL || strcmp(type, "function") != 0 || !json_is_object(function))
+      return pkv_api_refuse(error, 400, "invalid_value", "tools",
+                            "tools[%zu] must be of type function, with a function", i);
+    if (!good_name(name_of(tool)))
+      return pkv_api_refuse(error, 400, "invalid_value", "tools",
+                            "tools[%zu].function.name must be 1 to %d letters, digits, _, - or .",
+                            i, PKV_TOOL_NAME);
+    if (parameters != NULL && !json_is_object(parameters))
+      return pkv_api_refuse(error, 400, "invalid_type", "tools",
+                            "tools[%zu].function.parameters must be a JSON schema: an object", i);
+  }
+  return true;
+}
+
+static bool read_choice(pkv_tools *out, pkv_api_error *error, const json_t *root, bool *none) {
+  static const char name[] = "tool_choice";
+  const json_t *const choice = pkv_api_field(root, name);
+  const char *const word = json_string_value(choice);
+  *none = false;
+  if (choice == NULL) return true;
+  if (word != NULL) {
+    *none = strcmp(word, "none") == 0;
+    out->demanded = strcmp(word, "required") == 0;
+    if (*none || out->demanded || strcmp(word, "auto") == 0) return true;
+  }
+  const char *const called = name_of(choice);
+  if (called == NULL)
+    return pkv_api_refuse(error, 400, "invalid_value", name,
+                          "tool_choice must be none, auto, required, or name a function");
+  if (!pkv_tools_have(out, called))
+    return pkv_api_refuse(error, 400, "invalid_value", name,
+                          "tool_choice names a function that is not among the tools");
+  out->demanded = true;
+  memcpy(out->only, called, strlen(called) + 1); /* as long as a tool's name */
+  return true;
+}
+
+bool pkv_tools_read(pkv_tools *out, pkv_api_error *error, const pkv_model *model,
+                    const json_t *root) {
+  const json_t *const list = pkv_api_field(root, "tools");
+  bool none = false;
+  memset(out, 0, sizeof *out);
+  if (list != NULL && !check_tools(error, list)) return false;
+  out->list = json_array_size(list) > 0 ? json_incref(editable(list)) : NULL;
+  const bool good = read_choice(out, error, root, &none) &&
+                    pkv_api_flag(&out->parallel, error, root, "parallel_tool_calls", true);
+  if (good && out->demanded && out->list == NULL) {
+    (void)pkv_api_refuse(error, 400, "invalid_value", "tool_choice",
+                         "tool_choice demands a call, and there are no tools");
+    return false;
+  }
+  if (!good || none) pkv_tools_free(out);
+  out->style = pkv_model_tool_style(model);
+  return good;
+}
+
+void pkv_tools_free(pkv_tools *tools) {
+  json_decref(tools->list);
+  tools->list = NULL;
+  tools->demanded = false;
+}
+
+/* --- what a call has to be ----------------------------------------------------------------- */
+
+/* References inside a tool's schema, which stands in another one now. */
+static json_t *moved(const json_t *value, const char *to, int level) {
+  const char *key;
+  size_t i;
+  json_t *item;
+  if (level > SCHEMA_LEVELS) return json_null();
+  if (json_is_array(value)) {
+    json_t *const copy = json_array();
+    json_array_foreach(value, i, item)(void)
+        json_array_append_new(copy, moved(item, to, level + 1));
+    return copy;
+  }
+  if (!json_is_object(value)) return json_incref(editable(value));
+  json_t *const copy = json_object();
+  json_object_foreach(editable(value), key, item) {
+    const char *const ref = strcmp(key, "$ref") == 0 ? json_string_value(item) : NULL;
+    const bool data = strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 ||
+                      strcmp(key, "default") == 0 || strcmp(key, "examples") == 0;
+    if (ref != NULL && ref[0] == '#')
+      (void)json_object_set_new(copy, key, json_sprintf("%s%s", to, ref + 1));
+    else
+      (void)json_object_set_new(copy, key, data ? json_incref(item) : moved(item, to, level + 1));
+  }
+  return copy;
+}
+
+static json_t *call_schema(json_t *schemas, const pkv_tools *tools, const json_t *tool, size_t i) {
+  const json_t *const parameters = pkv_api_field(json_object_get(tool, "function"), "parameters");
+  const char *const word = tools->style == PKV_TOOLS_LLAMA ? "parameters" : "arguments";
+  json_t *const number = json_sprintf("%zu", i), *const to = json_sprintf("#/$defs/%zu", i);
+  json_t *const inside = parameters != NULL && json_object_size(parameters) > 0
+                             ? moved(parameters, json_string_value(to), 0)
+                             : json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 0);
+  (void)json_object_set_new(schemas, json_string_value(number), inside);
+  json_decref(number);
+  return json_pack("{s:s, s:{s:{s:s}, s:{s:o}}, s:[s, s], s:b}", "type", "object", "properties",
+                   "name", "const", name_of(tool), word, "$ref", to, "required", "name", word,
+                   "additionalProperties", 0);
+}
+
+json_t *pkv_tools_schema(const pkv_tools *tools) {
+  json_t *const schemas = json_object(), *const any = json_array();
+  size_t i;
+  const json_t *tool;
+  json_array_foreach(tools->list, i, tool) {
+    if (tools->only[0] == '\0' || strcmp(tools->only, name_of(tool)) == 0)
+      (void)json_array_append_new(any, call_schema(schemas, tools, tool, i));
+  }
+  if (tools->style != PKV_TOOLS_MISTRAL)
+    return json_pack("{s:o, s:o}", "anyOf", any, "$defs", schemas);
+  return json_pack("{s:s, s:{s:o}, s:i, s:i, s:o}", "type", "array", "items", "anyOf", any,
+                   "minItems", 1, "maxItems",
+                   tools->parallel && tools->only[0] == '\0' ? MAX_CALLS : 1, "$defs", schemas);
+}
+
+/* --- the prompt ---------------------------------------------------------------------------- */
+
+bool pkv_tools_concern(const pkv_tools *tools, const json_t *root) {
+  const json_t *const list = pkv_api_field(root, "messages");
+  size_t i;
+  const json_t *message;
+  if (tools->list != NULL) return true;
+  json_array_foreach(list, i, message) {
+    const char *const role = json_string_value(json_object_get(message, "role"));
+    if (pkv_api_field(message, "tool_calls") != NULL || (role != NULL && strcmp(role, "tool") == 0))
+      return true;
+  }
+  return false;
+}
+
+/* For templates that show no tools: told in the system's words. */
+static json_t *explain(const pkv_tools *tools) {
+  json_t *text = NULL;
+  pkv_buffer list;
+  pkv_buffer_init(&list, PROMPT_BYTES, NULL);
+  if (pkv_json_append(&list, json_incref(tools->list), NULL) == PKV_OK)
+    text = json_sprintf("You may call these functions:\n%s\nTo call one, answer with nothing but "
+                        "a JSON object {\"name\": its name, \"arguments\": its arguments}.",
+                        list.data);
+  pkv_buffer_deinit(&list);
+  return text;
+}
+
+/* A turn with calls as the text that the model wrote, a tool's result as the user's text. */
+static json_t *plain_turn(const json_t *message) {
+  const json_t *const calls = pkv_api_field(message, "tool_calls");
+  const char *const role = json_string_value(json_object_get(message, "role"));
+  json_t *const turn = json_copy(editable(message));
+  if (calls != NULL) {
+    json_t *const first = json_object_get(json_array_get(calls, 0), "function");
+    pkv_buffer text;
+    pkv_buffer_init(&text, PROMPT_BYTES, NULL);
+    if (pkv_json_append(&text, json_incref(first), NULL) == PKV_OK)
+      (void)json_object_set_new(turn, "content", json_string(text.data));
+    pkv_buffer_deinit(&text);
+    (void)json_object_del(turn, "tool_calls");
+  } else if (role != NULL && strcmp(role, "tool") == 0) {
+    (void)json_object_set_new(turn, "role", json_string("user"));
+  }
+  return turn;
+}
+
+static json_t *plain_conversation(const pkv_tools *tools, const json_t *root) {
+  json_t *const turns = json_array();
+  size_t i;
+  const json_t *message;
+  json_t *told = tools->list != NULL ? explain(tools) : NULL;
+  json_array_foreach(pkv_api_field(root, "messages"), i, message) {
+    json_t *const turn = plain_turn(message);
+    const char *const role = json_string_value(json_object_get(turn, "role"));
+    const char *const text = json_string_value(json_object_get(turn, "content"));
+    const bool system = i == 0 && role != NULL && strcmp(role, "system") == 0 && text != NULL;
+    if (told != NULL && system)
+      (void)json_object_set_new(turn, "content",
+                                json_sprintf("%s\n\n%s", text, json_string_value(told)));
+    else if (told != NULL)
+      (void)json_array_append_new(turns,
+                                  json_pack("{s:s, s:O}", "role", "system", "content", told));
+    json_decref(told);
+    told = NULL;
+    (void)json_array_append_new(turns, turn);
+  }
+  return json_pack("{s:o}", "messages", turns);
+}
+
+static json_t *conversation(const pkv_tools *tools, const json_t *root) {
+  if (tools->style == PKV_TOOLS_PLAIN) return plain_conversation(tools, root);
+  json_t *const whole = json_pack("{s:O}", "messages", pkv_api_field(root, "messages"));
+  const json_t *const settings = pkv_api_field(root, "chat_template_kwargs");
+  if (tools->list != NULL) (void)json_object_set(whole, "tools", tools->list);
+  if (settings != NULL) (void)json_object_set(whole, "chat_template_kwargs", editable(settings));
+  return whole;
+}
+
+/* Appends tokens of a text that may be a control token's. */
+static pkv_status append_tokens(pkv_tokens *tokens, const pkv_model *model, const char *text,
+                                pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_tokens more;
+  PKV_TRY(pkv_tokens_from_text(&more, model, text, strlen(text), PKV_TEXT_PARSE_SPECIAL, err));
+  const size_t count = tokens->count + more.count;
+  int32_t *const ids = pkv_alloc_zeroed(&a, count + 1, sizeof *ids);
+  if (ids != NULL) {
+    memcpy(ids, tokens->ids, tokens->count * sizeof *ids);
+    memcpy(ids + tokens->count, more.ids, more.count * sizeof *ids);
+    pkv_tokens_free(tokens);
+    *tokens = (pkv_tokens){ids, count};
+  }
+  pkv_tokens_free(&more);
+  PKV_CHECK(err, ids != NULL, PKV_E_NOMEM, "no memory for a prompt");
+  return PKV_OK;
+}
+
+bool pkv_tools_prompt(pkv_tokens *out, pkv_api_error *error, const pkv_model *model,
+                      const pkv_tools *tools, const json_t *root) {
+  pkv_error err = {PKV_OK, "", ""};
+  pkv_buffer text;
+  *out = (pkv_tokens){NULL, 0};
+  if (!json_is_array(pkv_api_field(root, "messages")))
+    return pkv_api_refuse(error, 400, "missing", "messages", "messages must be a list");
+  pkv_buffer_init(&text, PROMPT_BYTES, NULL);
+  pkv_status status = pkv_json_append(&text, conversation(tools, root), &err);
+  if (status == PKV_OK) status = pkv_tokens_from_chat_json(out, model, text.data, text.size, &err);
+  pkv_buffer_deinit(&text);
+  if (status == PKV_OK && tools->demanded && tools->style == PKV_TOOLS_TAGGED)
+    status = append_tokens(out, model, "<tool_call>\n", &err);
+  if (status == PKV_OK && tools->demanded && tools->style == PKV_TOOLS_MISTRAL)
+    status = append_tokens(out, model, "[TOOL_CALLS]", &err);
+  if (status == PKV_OK) return true;
+  pkv_tokens_free(out);
+  if (status == PKV_E_INVALID) /* its text names places and quotes nothing */
+    return pkv_api_refuse(error, 400, "invalid_value", "messages", "%s", err.text);
+  return pkv_api_refuse_tokens(error, status, "messages", err.text);
+}
+
+int32_t pkv_tools_marker(const pkv_tools *tools, const pkv_model *model) {
+  pkv_tokens tokens;
+  const char *const text =
+      tools->list != NULL && (size_t)tools->style < sizeof markers / sizeof *markers
+          ? markers[tools->style]
+          : NULL;
+  if (text == NULL || pkv_tokens_from_text(&tokens, model, text, strlen(text),
+                                           PKV_TEXT_PARSE_SPECIAL, NULL) != PKV_OK)
+    return -1;
+  const int32_t marker = tokens.count == 1 ? tokens.ids[0] : -1;
+  pkv_tokens_free(&tokens);
+  return marker;
+}
