@@ -70,12 +70,12 @@ static __device__ __forceinline__ void dequant_lane(const dequant_args &a, int64
                                                     int64_t group, uint16_t *to, int lane) {
   typedef pkv_pack_of<TYPE> L;
   const unsigned char *cell = a.w + strip * a.strip_bytes + group / L::halves * L::cell_bytes;
-  const int half = (int)(group % L::halves);
+  const unsigned char *half = cell + group % L::halves * L::half_bytes;
   pkv_packed<TYPE> p;
-  p.load(cell, half, lane);
+  p.load(half, cell + L::halves * L::half_bytes, lane);
   store_eight<TYPE, 0>(to, p, a.bf16);
   store_eight<TYPE, 1>(to, p, a.bf16);
-  if constexpr (pkv_packed<TYPE>::bytes) p.load_codes(cell, half, lane, 1);
+  if constexpr (pkv_packed<TYPE>::bytes) p.load_codes(half, lane, 1);
   store_eight<TYPE, 2>(to, p, a.bf16);
   store_eight<TYPE, 3>(to, p, a.bf16);
 }

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of few rows: which kernel, how many CTAs share a row, and how deep its ring is. */
+/* Products of few rows: which kernel, and how many CTAs share a row. */
 #include "backend/cuda/dense_few.h"
 
 #include "backend/cuda/dense_launchers.h"
 #include "backend/cuda/dense_pack.h"
 
 #define SHARED_MOST  (227 * 1024) /* of a CTA on sm_90 */
-#define SHARED_HALF  (112 * 1024) /* two kernels beside each other */
-#define STAGES_LEAST 2
-#define X_BYTES_MOST (64 * 1024) /* of x in a CTA, before a row is shared */
+#define X_BYTES_MOST (72 * 1024)  /* of x in a CTA, before a row is shared */
 #define SPLIT_MOST   8
 
 static const pkv_few_set *set_of(pkv_wtype type) {
@@ -44,37 +42,45 @@ static int64_t before_ring(const pkv_few_set *set, int32_t m, int64_t k, int32_t
   const int64_t chunks = (k + set->chunk_k - 1) / set->chunk_k;
   int64_t mine = (chunks + split - 1) / split * set->chunk_k;
   if (mine > (k + 127) / 128 * 128) mine = (k + 127) / 128 * 128;
-  const int64_t sums = set->warps * 8 * wide * 20 * 4, parts = split > 1 ? 2 * 128 * wide * 4 : 0;
-  return (PKV_FEW_SUMS_AT + sums + parts + mine * m * 2 + 127) / 128 * 128;
+  const int64_t sums = 2 * set->warps * 8 * wide * PKV_FEW_PITCH;
+  const int64_t parts = split > 1 ? PKV_FEW_GROUP * 128 * wide : 0;
+  return (PKV_FEW_SUMS_AT + (sums + parts) * 4 + mine * m * 2 + 127) / 128 * 128;
 }
 
-static int fits(const pkv_few_set *set, int32_t m, int64_t k, int32_t split, int32_t stages) {
+static int fits(const pkv_few_set *set, int32_t m, int64_t k, int32_t split) {
   const int64_t chunks = (k + set->chunk_k - 1) / set->chunk_k;
-  return split <= chunks &&
-         before_ring(set, m, k, split) + stages * set->stage_bytes <= SHARED_MOST;
+  return split <= chunks && before_ring(set, m, k, split) + set->ring_bytes <= SHARED_MOST;
 }
 
 /* The fewest CTAs a row whose share of x is small; the most there may be where none is. */
 static int32_t split_of(const pkv_few_set *set, int32_t m, int64_t k) {
+  const int64_t chunks = (k + set->chunk_k - 1) / set->chunk_k;
   int32_t split = 1;
-  while (split < SPLIT_MOST && m * k * 2 / split > X_BYTES_MOST &&
-         fits(set, m, k, 2 * split, STAGES_LEAST))
+  while (split < SPLIT_MOST && 2 * split <= chunks && m * k * 2 / split > X_BYTES_MOST)
     split *= 2;
   return split;
+}
+
+/* Rows of x of a launch: as many as there are, or as fit. 0: not even 8 fit. */
+static int32_t rows_of(const pkv_few_set *set, int32_t m, int64_t k) {
+  const int32_t most = m > 16 ? 16 : m;
+  if (fits(set, most, k, split_of(set, most, k))) return most;
+  return most > 8 && fits(set, 8, k, split_of(set, 8, k)) ? 8 : 0;
 }
 
 static int takes(const pkv_few_set *set, const pkv_dense_matmul_params *p) {
   const pkv_wtype act = p->act == PKV_DTYPE_BF16 ? PKV_WTYPE_BF16 : PKV_WTYPE_F16;
   const int plain = p->w.type == PKV_WTYPE_F16 || p->w.type == PKV_WTYPE_BF16;
-  if (set == NULL || p->m < 1 || p->m > PKV_DENSE_GEMV_ROWS || p->w.k % 32 != 0) return 0;
+  const int32_t most = plain ? PKV_DENSE_GEMV_ROWS : PKV_DENSE_GEMV_ROWS_PACKED;
+  if (set == NULL || p->m < 1 || p->m > most || p->w.k % 32 != 0) return 0;
   if (plain && (p->w.type != act || p->w.row_bytes % 16 != 0)) return 0;
   if ((uintptr_t)p->w.data % 16 != 0 || (uintptr_t)p->x % 16 != 0 || p->x_stride % 8 != 0) return 0;
   if (p->w.n > (1 << 30) || p->w.k > (1 << 24)) return 0;
   if (p->gate != PKV_DENSE_NO_GATE && p->w.n % 16 != 0) return 0;
-  return fits(set, p->m, p->w.k, split_of(set, p->m, p->w.k), STAGES_LEAST);
+  return rows_of(set, p->m, p->w.k) > 0;
 }
 
-/* Bulk copies and clusters: sm_90 and later. */
+/* Clusters: sm_90 and later. */
 static int device_is_new(void) {
   int device = 0, major = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
@@ -130,21 +136,13 @@ static int32_t multiprocessors(void) {
   return count > 0 ? count : 1;
 }
 
-cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t split,
-                                     int32_t stages, int32_t dependent, cudaStream_t stream) {
-  const pkv_few_set *const set = set_of(p->w.type);
-  if (!takes(set, p)) return cudaErrorInvalidValue;
+/* One launch, for rows that fit. */
+static cudaError_t launch(const pkv_few_set *set, const pkv_dense_matmul_params *p, int32_t split,
+                          int32_t dependent, cudaStream_t stream) {
   pkv_few_args a = arguments(p, set);
   a.split = split > 0 ? split : split_of(set, p->m, p->w.k);
-  if (!fits(set, p->m, p->w.k, a.split, STAGES_LEAST)) return cudaErrorInvalidValue;
-  const int64_t before = before_ring(set, p->m, p->w.k, a.split);
-  a.ring_at = (int32_t)before;
-  a.stages = stages > 0 ? stages : (int32_t)((SHARED_HALF - before) / set->stage_bytes);
-  if (a.stages < STAGES_LEAST) a.stages = STAGES_LEAST;
-  if (a.stages > PKV_FEW_STAGES) a.stages = PKV_FEW_STAGES;
-  const int64_t bytes = before + (int64_t)a.stages * set->stage_bytes;
-  if (bytes > SHARED_MOST) return cudaErrorInvalidValue;
-
+  if (!fits(set, p->m, p->w.k, a.split)) return cudaErrorInvalidValue;
+  a.ring_at = (int32_t)before_ring(set, p->m, p->w.k, a.split);
   int32_t clusters = multiprocessors() / a.split;
   if (clusters > a.tiles) clusters = a.tiles;
   cudaLaunchAttribute attributes[2] = {0};
@@ -157,7 +155,7 @@ cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t s
   config.gridDim.x = (unsigned)(clusters * a.split);
   config.blockDim.x = (unsigned)set->warps * 32;
   config.gridDim.y = config.gridDim.z = config.blockDim.y = config.blockDim.z = 1;
-  config.dynamicSmemBytes = (size_t)bytes;
+  config.dynamicSmemBytes = (size_t)(a.ring_at + set->ring_bytes);
   config.stream = stream;
   config.attrs = a.split > 1 ? attributes : attributes + 1;
   config.numAttrs = (a.split > 1 ? 1u : 0u) + (dependent ? 1u : 0u);
@@ -165,7 +163,24 @@ cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t s
   return cudaLaunchKernelExC(&config, set->kernel[p->m > 8], arguments_of);
 }
 
+cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t split,
+                                     int32_t dependent, cudaStream_t stream) {
+  const pkv_few_set *const set = set_of(p->w.type);
+  if (!takes(set, p)) return cudaErrorInvalidValue;
+  const int32_t rows = split > 0 && p->m <= 16 ? p->m : rows_of(set, p->m, p->w.k);
+  const int64_t y_bytes = p->y_f32 ? 4 : 2;
+  cudaError_t e = cudaSuccess;
+  for (int32_t first = 0; first < p->m && e == cudaSuccess; first += rows) {
+    pkv_dense_matmul_params part = *p;
+    part.m = p->m - first < rows ? p->m - first : rows;
+    part.x = (const unsigned char *)p->x + first * p->x_stride * 2;
+    part.y = (unsigned char *)p->y + first * p->y_stride * y_bytes;
+    e = launch(set, &part, split, dependent, stream);
+  }
+  return e;
+}
+
 cudaError_t pkv_dense_launch_gemv(const pkv_dense_matmul_params *p, int32_t dependent,
                                   cudaStream_t stream) {
-  return pkv_dense_launch_gemv_as(p, 0, 0, dependent, stream);
+  return pkv_dense_launch_gemv_as(p, 0, dependent, stream);
 }

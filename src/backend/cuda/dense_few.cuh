@@ -3,21 +3,21 @@
  * Products of few rows: y[m, n] = x[m, k] w[n, k]^T for m <= 16, at the rate at which w is read.
  *
  * Mapping: a tile is 16 rows of w (with a gate 8 of gate and the 8 of up that belong to them); CTAs
- * take tiles in turn, and a cluster of `split` CTAs shares the elements of a row. A CTA streams its
- * tiles through a ring of bulk copies, a stage a chunk of all 16 rows; in a stage each warp takes
- * elements of its own (64, of packed weights 128) and multiplies by m16n8k16, w on the M side and
- * the rows of x on the N side: one product for 8 rows costs what one row would. The order of
- * elements inside a product is free, so a lane reads 16 bytes of a row and splits them over two
- * products; x lies in shared memory in the same order. Warps' sums are added in order at the end of
- * a tile, CTAs' sums of a cluster through its shared memory, in order too.
+ * take tiles in turn, and a cluster of `split` CTAs shares the elements of a row. A warp has
+ * elements of its own (64 of each chunk, of packed weights 128), brings them through a ring of its
+ * own by asynchronous copies and multiplies by m16n8k16, w on the M side and the rows of x on the N
+ * side: one product for 8 rows costs what one row would. The order of elements inside a product is
+ * free, so a lane reads 16 bytes of a row and splits them over two products; x lies in shared
+ * memory in the same order. Warps meet at the end of a tile only, where their sums are added in
+ * order; CTAs of a cluster every few tiles, through their shared memory, in order too.
  *
- * w does not depend on the kernel ahead: the ring is filled before the grid-dependency wait, x is
- * read after it. So that the kernel behind can do the same, a CTA takes at most half of the shared
- * memory where x lets it, and half of the registers.
+ * w does not depend on the kernel ahead: the rings are filled before the grid-dependency wait, x is
+ * read after it. So that the kernel behind can do the same, a CTA of up to 8 rows takes half of the
+ * registers, and half of the shared memory where x lets it.
  *
- * Shared memory: x[m, k / split] in 16 bits, 10 or 20 KiB of sums, the ring with what is left of
- * 112 KiB (stages of 17 KiB; packed 18 to 34), at least 2 stages. Bytes read: those of w once, x
- * once a CTA from L2. Packed weights: x is scaled by a power of two a row, so that f16 holds it.
+ * Shared memory: x[m, k / split] in 16 bits, 10 to 56 KiB of sums, rings of 72 to 88 KiB. Bytes
+ * read: those of w once, x once a CTA from L2. Packed weights: x is scaled by a power of two a row,
+ * so that f16 holds it. Registers: up to 93.
  */
 #ifndef PKV_CUDA_DENSE_FEW_CUH
 #define PKV_CUDA_DENSE_FEW_CUH
@@ -26,17 +26,6 @@
 #include "backend/cuda/dense_few.h"
 #include "backend/cuda/dense_packed.cuh"
 
-#define PKV_FEW_PITCH 20 /* floats between columns of the sums: no bank conflicts */
-
-static __device__ __forceinline__ void pkv_bulk_copy(uint32_t to, const void *from, uint32_t bytes,
-                                                     uint32_t barrier, uint64_t policy) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-               "[%0], [%1], %2, [%3], %4;\n" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier), "l"(policy)
-               : "memory");
-#endif
-}
 /* Row of w that is row i of a tile. */
 static __device__ __forceinline__ int pkv_few_source(const pkv_few_args &a, int tile, int i) {
   if (a.gate == PKV_DENSE_NO_GATE) return tile * 16 + i;
@@ -46,28 +35,34 @@ static __device__ __forceinline__ bool pkv_few_has(const pkv_few_args &a, int ti
   return a.gate == PKV_DENSE_NO_GATE ? tile * 16 + i < a.n : tile * 8 + (i & 7) < a.n / 2;
 }
 
+/* Stages of a ring: what fits beside another kernel's. */
+#define PKV_FEW_RING (88 * 1024)
+
 /* Weights in 16 bits, row by row. */
 template <typename MMA> struct pkv_few_plain {
   typedef MMA mma;
   static constexpr int warps = 8, warp_k = 64, chunk_k = warps * warp_k, step_k = 32;
-  static constexpr int pitch = chunk_k * 2 + 64; /* of a row in a stage: no bank conflicts */
-  static constexpr int stage_bytes = 16 * pitch;
+  static constexpr int stage_bytes = 16 * warp_k * 2, stages = PKV_FEW_RING / (warps * stage_bytes);
   static constexpr bool scaled = false;
 
-  /* By a warp: chunk `chunk` of a tile to a stage. */
-  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage,
-                                              uint32_t barrier, int tile, int chunk, int lane,
-                                              uint64_t policy) {
-    const bool mine = lane < 16 && pkv_few_has(a, tile, lane);
-    const uint32_t bytes = (uint32_t)min(chunk_k, a.k - chunk * chunk_k) * 2;
-    const uint32_t rows = (uint32_t)__popc(__ballot_sync(0xffffffffu, mine));
-    if (lane == 0) pkv_barrier_expect(barrier, rows * bytes);
-    __syncwarp();
-    if (mine)
-      pkv_bulk_copy(stage + (uint32_t)(lane * pitch),
-                    a.w + (int64_t)pkv_few_source(a, tile, lane) * a.w_step +
-                        (int64_t)chunk * chunk_k * 2,
-                    bytes, barrier, policy);
+  /* Place of 16-byte piece c of row r: rows that are read together lie on different banks. */
+  static __device__ __forceinline__ uint32_t place_of(int r, int c) {
+    return (uint32_t)(r * warp_k * 2 + ((c ^ ((r & 1) << 2)) << 4));
+  }
+  /* A warp's elements of a chunk to a stage; zeros where there are none. */
+  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage, int tile,
+                                              int chunk, int warp, int lane, uint64_t policy) {
+    constexpr int pieces = warp_k / 8, rows = 32 / pieces; /* rows a turn */
+    const int c = lane % pieces, k = chunk * chunk_k + warp * warp_k + c * 8;
+#pragma unroll
+    for (int i = 0; i < 16; i += rows) {
+      const int r = i + lane / pieces;
+      const bool there = k < a.k && pkv_few_has(a, tile, r);
+      pkv_copy16(stage + place_of(r, c),
+                 there ? a.w + (int64_t)pkv_few_source(a, tile, r) * a.w_step + (int64_t)k * 2
+                       : a.w,
+                 there ? 16 : 0, policy);
+    }
   }
   /* Place of x's elements 8 j .. 8 j + 7: line (of 4 places of 16 bytes) and place. */
   static __device__ __forceinline__ void place(int j, int *line, int *at) {
@@ -76,15 +71,15 @@ template <typename MMA> struct pkv_few_plain {
   }
   template <int NB>
   static __device__ __forceinline__ void
-  multiply(float (*acc)[4], const pkv_few_args &a, const unsigned char *stage,
+  multiply(float acc[2][4], const pkv_few_args &a, const unsigned char *stage,
            const unsigned char *x, int chunk, int first_chunk, int warp, int lane) {
-    const unsigned char *row = stage + lane / 4 * pitch + warp * warp_k * 2 + (lane & 3) * 16;
 #pragma unroll
     for (int s = 0; s < warp_k / step_k; ++s) {
       const int k = chunk * chunk_k + warp * warp_k + s * step_k;
       if (k >= a.k) break;
-      const uint4 low = *(const uint4 *)(row + s * 64);
-      const uint4 high = *(const uint4 *)(row + s * 64 + 8 * pitch);
+      const int c = s * 4 + (lane & 3);
+      const uint4 low = *(const uint4 *)(stage + place_of(lane / 4, c));
+      const uint4 high = *(const uint4 *)(stage + place_of(lane / 4 + 8, c));
       const uint32_t first[4] = {low.x, high.x, low.y, high.y};
       const uint32_t second[4] = {low.z, high.z, low.w, high.w};
       const int line = k / step_k - first_chunk * (chunk_k / step_k);
@@ -93,38 +88,44 @@ template <typename MMA> struct pkv_few_plain {
         const int col = b * 8 + lane / 4;
         uint4 v = make_uint4(0, 0, 0, 0);
         if (col < a.m) v = *(const uint4 *)(x + (line * a.m + col) * 64 + (lane & 3) * 16);
-        MMA::mma(acc[b], first, v.x, v.y);
-        MMA::mma(acc[b], second, v.z, v.w);
+        MMA::mma(acc[NB == 1 ? 0 : b], first, v.x, v.y);
+        MMA::mma(acc[NB == 1 ? 1 : b], second, v.z, v.w);
       }
     }
   }
 };
 
-/* Packed weights: a stage is a run of cells of two strips. */
+/* Packed weights: a warp's share of a chunk is half a cell of two strips, and their tails. */
 template <int TYPE> struct pkv_few_packed {
   typedef pkv_half_type mma;
   typedef pkv_pack_of<TYPE> L;
   /* Of codes of 4 bits two warps a scheduler would not do. */
   static constexpr int warps = L::codes > 16 ? 8 : 16, warp_k = PKV_PACK_HALF;
   static constexpr int chunk_k = warps * warp_k, step_k = 32;
-  static constexpr int cells = chunk_k / L::cell_k, strip_bytes = cells * L::cell_bytes;
-  static constexpr int stage_bytes = 2 * strip_bytes;
+  static constexpr int strip_bytes = L::half_bytes + L::tail, stage_bytes = 2 * strip_bytes;
+  static constexpr int most = PKV_FEW_RING / (warps * stage_bytes), stages = most > 4 ? 4 : most;
   static constexpr bool scaled = true;
 
-  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage,
-                                              uint32_t barrier, int tile, int chunk, int lane,
-                                              uint64_t policy) {
-    const bool mine = lane < 2 && pkv_few_has(a, tile, 8 * lane);
-    const int all = (a.k + L::cell_k - 1) / L::cell_k;
-    const uint32_t bytes = (uint32_t)(min(cells, all - chunk * cells) * L::cell_bytes);
-    const uint32_t strips = (uint32_t)__popc(__ballot_sync(0xffffffffu, mine));
-    if (lane == 0) pkv_barrier_expect(barrier, strips * bytes);
-    __syncwarp();
-    if (mine)
-      pkv_bulk_copy(stage + (uint32_t)(lane * strip_bytes),
-                    a.w + (int64_t)(pkv_few_source(a, tile, 8 * lane) / 8) * a.w_step +
-                        (int64_t)chunk * strip_bytes,
-                    bytes, barrier, policy);
+  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage, int tile,
+                                              int chunk, int warp, int lane, uint64_t policy) {
+    constexpr int half = L::half_bytes / 16, pieces = strip_bytes / 16;
+    const int group = chunk * warps + warp;
+    if (group * warp_k >= a.k) return;
+    const unsigned char *const cell = a.w + (int64_t)(pkv_few_source(a, tile, 0) / 8) * a.w_step +
+                                      (int64_t)(group / L::halves) * L::cell_bytes;
+    const int64_t apart =
+        pkv_few_has(a, tile, 8)
+            ? (int64_t)((pkv_few_source(a, tile, 8) / 8) - pkv_few_source(a, tile, 0) / 8) *
+                  a.w_step
+            : 0; /* a strip that is not there is the first again */
+    const int from = group % L::halves * L::half_bytes, tail = L::halves * L::half_bytes;
+#pragma unroll
+    for (int i = 0; i < 2 * pieces; i += 32) {
+      const int at = i + lane, second = at >= pieces, piece = at - second * pieces;
+      const int byte = piece < half ? from + piece * 16 : tail + (piece - half) * 16;
+      if (at < 2 * pieces)
+        pkv_copy16(stage + (uint32_t)(at * 16), cell + second * apart + byte, 16, policy);
+    }
   }
   /* A lane owns 32 elements of the 128: its 8 j .. are those of the four lines in turn. */
   static __device__ __forceinline__ void place(int j, int *line, int *at) {
@@ -132,7 +133,7 @@ template <int TYPE> struct pkv_few_packed {
     *at = j >> 2 & 3;
   }
   template <int NB, int J>
-  static __device__ __forceinline__ void eight(float (*acc)[4], const pkv_packed<TYPE> &low,
+  static __device__ __forceinline__ void eight(float acc[2][4], const pkv_packed<TYPE> &low,
                                                const pkv_packed<TYPE> &high, const unsigned char *x,
                                                int m, int lane) {
     uint32_t p[4], q[4];
@@ -144,26 +145,26 @@ template <int TYPE> struct pkv_few_packed {
       const int col = b * 8 + lane / 4;
       uint4 v = make_uint4(0, 0, 0, 0);
       if (col < m) v = *(const uint4 *)(x + (J * m + col) * 64 + (lane & 3) * 16);
-      mma::mma(acc[b], first, v.x, v.y);
-      mma::mma(acc[b], second, v.z, v.w);
+      mma::mma(acc[NB == 1 ? 0 : b], first, v.x, v.y);
+      mma::mma(acc[NB == 1 ? 1 : b], second, v.z, v.w);
     }
   }
   template <int NB>
   static __device__ __forceinline__ void
-  multiply(float (*acc)[4], const pkv_few_args &a, const unsigned char *stage,
+  multiply(float acc[2][4], const pkv_few_args &a, const unsigned char *stage,
            const unsigned char *x, int chunk, int first_chunk, int warp, int lane) {
     const int k = chunk * chunk_k + warp * warp_k;
     if (k >= a.k) return;
-    const int cell = warp * warp_k / L::cell_k, half = warp % L::halves;
+    const unsigned char *const there = stage + strip_bytes;
     pkv_packed<TYPE> low, high;
-    low.load(stage + cell * L::cell_bytes, half, lane);
-    high.load(stage + strip_bytes + cell * L::cell_bytes, half, lane);
+    low.load(stage, stage + L::half_bytes, lane);
+    high.load(there, there + L::half_bytes, lane);
     const unsigned char *lines = x + (k / step_k - first_chunk * (chunk_k / step_k)) * a.m * 64;
     eight<NB, 0>(acc, low, high, lines, a.m, lane);
     eight<NB, 1>(acc, low, high, lines, a.m, lane);
     if constexpr (pkv_packed<TYPE>::bytes) {
-      low.load_codes(stage + cell * L::cell_bytes, half, lane, 1);
-      high.load_codes(stage + strip_bytes + cell * L::cell_bytes, half, lane, 1);
+      low.load_codes(stage, lane, 1);
+      high.load_codes(there, lane, 1);
     }
     eight<NB, 2>(acc, low, high, lines, a.m, lane);
     eight<NB, 3>(acc, low, high, lines, a.m, lane);
@@ -261,15 +262,16 @@ static __device__ __forceinline__ void pkv_few_store(const pkv_few_args &a, int6
     ((__half *)a.y)[at] = __float2half_rn(v);
 }
 
-/* The end of a tile: sums of warps and CTAs, and what is made of them. */
+/* The end of tiles: sums of warps, then of CTAs, and what is made of them. */
 template <typename W, int NB> struct pkv_few_finish {
+  static constexpr int outputs = 128 * NB, warp_sums = 8 * NB * PKV_FEW_PITCH;
   const pkv_few_args &a;
-  float *sums, *parts; /* [warps, 8 NB, PITCH]; [2, 16 * 8 NB] */
+  float *sums, *parts; /* [2, warps, 8 NB, PITCH]; of a cluster [PKV_FEW_GROUP, outputs] */
   const uint32_t *largest;
   int rank;
 
   static __device__ __forceinline__ bool busy() {
-    return threadIdx.x < 128 * NB;
+    return threadIdx.x < outputs;
   }
   /* Column (row of x) and row of the tile that are this thread's. */
   static __device__ __forceinline__ int col() {
@@ -279,9 +281,8 @@ template <typename W, int NB> struct pkv_few_finish {
     return threadIdx.x & 15;
   }
   __device__ __forceinline__ bool stores(int tile) const {
-    const int finisher = a.split > 1 ? tile & (a.split - 1) : 0;
-    if (!busy() || col() >= a.m || rank != finisher) return false;
-    return pkv_few_has(a, tile, row()) && (a.gate == PKV_DENSE_NO_GATE || row() < 8);
+    return busy() && col() < a.m && pkv_few_has(a, tile, row()) &&
+           (a.gate == PKV_DENSE_NO_GATE || row() < 8);
   }
   __device__ __forceinline__ int64_t place(int tile) const {
     const int width = a.gate == PKV_DENSE_NO_GATE ? 16 : 8;
@@ -291,81 +292,85 @@ template <typename W, int NB> struct pkv_few_finish {
   __device__ __forceinline__ float before(int tile) const {
     return a.accumulate && stores(tile) ? __ldcg((const float *)a.y + place(tile)) : 0.0f;
   }
-  __device__ __forceinline__ void put(const float (*acc)[4], int warp, int lane) const {
-    float *const mine = sums + warp * 8 * NB * PKV_FEW_PITCH + lane / 4;
+  __device__ __forceinline__ void put(const float acc[2][4], int parity, int warp, int lane) const {
+    float *const mine = sums + (parity * W::warps + warp) * warp_sums + lane / 4;
 #pragma unroll
     for (int b = 0; b < NB; ++b)
 #pragma unroll
       for (int i = 0; i < 4; ++i)
-        mine[(b * 8 + 2 * (lane & 3) + (i & 1)) * PKV_FEW_PITCH + 8 * (i >> 1)] = acc[b][i];
+        mine[(b * 8 + 2 * (lane & 3) + (i & 1)) * PKV_FEW_PITCH + 8 * (i >> 1)] =
+            NB == 1 ? acc[0][i] + acc[1][i] : acc[b][i];
   }
-  __device__ __forceinline__ void operator()(int tile, int parity, float old) const {
+  /* The warps' sum of this thread's output. */
+  __device__ __forceinline__ float add(int parity) const {
     float v = 0.0f;
-    if (busy()) {
 #pragma unroll
-      for (int w = 0; w < W::warps; ++w)
-        v += sums[(w * 8 * NB + col()) * PKV_FEW_PITCH + row()];
-      if (W::scaled && a.act == PKV_DTYPE_BF16) v *= __frcp_rn(pkv_few_scale(largest[col()]));
-    }
-    if (a.split > 1) {
-      float *const mine = parts + parity * 128 * NB + threadIdx.x;
-      if (busy()) *mine = v;
-      pkv_cluster_sync();
-      if (busy() && rank == (tile & (a.split - 1))) {
-        v = 0.0f;
-        for (int r = 0; r < a.split; ++r)
-          v += pkv_cluster_word(mine, r);
-      }
-    }
-    if (a.gate != PKV_DENSE_NO_GATE && busy())
+    for (int w = 0; w < W::warps; ++w)
+      v += sums[(parity * W::warps + w) * warp_sums + col() * PKV_FEW_PITCH + row()];
+    if (W::scaled && a.act == PKV_DTYPE_BF16) v *= __frcp_rn(pkv_few_scale(largest[col()]));
+    return v;
+  }
+  __device__ __forceinline__ void put_out(int tile, float v, float old) const {
+    if (a.gate != PKV_DENSE_NO_GATE)
       v = pkv_few_gated(a.gate, v, __shfl_xor_sync(0xffffffffu, v, 8));
     if (stores(tile)) pkv_few_store(a, place(tile), v, old);
+  }
+  /* `count` tiles from `tile` on lie in the parts of all CTAs: each finishes some. */
+  __device__ __forceinline__ void gather(int tile, int step, int count) const {
+    pkv_cluster_sync();
+    if (busy())
+      for (int i = rank; i < count; i += a.split) {
+        const float old = before(tile + i * step);
+        float v = 0.0f;
+        for (int r = 0; r < a.split; ++r)
+          v += pkv_cluster_word(parts + i * outputs + threadIdx.x, r);
+        put_out(tile + i * step, v, old);
+      }
+    pkv_cluster_sync(); /* before the parts are written again, or their CTA leaves */
   }
 };
 
 template <typename W, int NB>
-__global__ void __launch_bounds__(W::warps * 32, 2)
+__global__ void __launch_bounds__(W::warps * 32, NB == 1 || W::warps == 8 ? 2 : 1)
     dense_few(const __grid_constant__ pkv_few_args a) {
 #if __CUDA_ARCH__ >= 900
+  typedef pkv_few_finish<W, NB> finish_type;
   extern __shared__ __align__(128) unsigned char memory[];
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
   const int rank = a.split > 1 ? (int)pkv_cluster_rank() : 0;
   const int first_tile = (int)blockIdx.x / a.split, step = (int)gridDim.x / a.split;
   const int first = a.chunks * rank / a.split, end = a.chunks * (rank + 1) / a.split;
-  const uint32_t barriers = (uint32_t)__cvta_generic_to_shared(memory);
-  uint32_t *const largest = (uint32_t *)(memory + PKV_FEW_LARGEST_AT);
+  uint32_t *const largest = (uint32_t *)memory;
   float *const sums = (float *)(memory + PKV_FEW_SUMS_AT);
-  float *const parts = sums + W::warps * 8 * NB * PKV_FEW_PITCH;
-  unsigned char *const x = (unsigned char *)(parts + (a.split > 1 ? 2 * 128 * NB : 0));
-  unsigned char *const ring = memory + a.ring_at;
-  const uint32_t ring_at = barriers + (uint32_t)a.ring_at;
+  float *const parts = sums + 2 * W::warps * finish_type::warp_sums;
+  unsigned char *const x =
+      (unsigned char *)(parts + (a.split > 1 ? PKV_FEW_GROUP * finish_type::outputs : 0));
+  unsigned char *const ring = memory + a.ring_at + warp * W::stages * W::stage_bytes;
+  const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
   const uint64_t policy = pkv_read_once();
-  const pkv_few_finish<W, NB> finish = {a, sums, parts, largest, rank};
+  const finish_type finish = {a, sums, parts, largest, rank};
 
-  if (threadIdx.x < (unsigned)a.stages) {
-    pkv_barrier_init(barriers + threadIdx.x * 8, 1);
-    pkv_barrier_open();
-  }
-  if (threadIdx.x < 16) largest[threadIdx.x] = 0;
-  __syncthreads();
   pkv_grid_release();
   int fill_tile = first_tile, fill_chunk = first;
   auto fill = [&](int stage) {
-    if (fill_tile >= a.tiles) return;
-    W::fill(a, ring_at + (uint32_t)(stage * W::stage_bytes), barriers + stage * 8, fill_tile,
-            fill_chunk, lane, policy);
+    if (fill_tile < a.tiles)
+      W::fill(a, ring_at + (uint32_t)(stage * W::stage_bytes), fill_tile, fill_chunk, warp, lane,
+              policy);
+    pkv_copy_commit();
     if (++fill_chunk == end) {
       fill_chunk = first;
       fill_tile += step;
     }
   };
-  if (warp == 0)
-    for (int i = 0; i < a.stages; ++i)
-      fill(i);
+#pragma unroll 1
+  for (int i = 0; i < W::stages - 1; ++i)
+    fill(i);
+  if (threadIdx.x < 16) largest[threadIdx.x] = 0;
   pkv_grid_wait();
 
   constexpr int runs = W::chunk_k / 8;
   const int end_run = min(end * runs, (a.k + 127) / 128 * 16);
+  __syncthreads();
   pkv_few_stage<W>(x, largest, a, first * runs, end_run);
   __syncthreads();
   if (W::scaled && a.act == PKV_DTYPE_BF16) {
@@ -373,29 +378,34 @@ __global__ void __launch_bounds__(W::warps * 32, 2)
     __syncthreads();
   }
 
-  int stage = 0, parity = 0;
-  uint32_t lap = 0;
+  int stage = 0, parity = 0, held = 0;
   for (int tile = first_tile; tile < a.tiles; tile += step, parity ^= 1) {
-    const float old = finish.before(tile);
-    float acc[NB][4];
+    const float old = a.split == 1 ? finish.before(tile) : 0.0f;
+    float acc[2][4]; /* of 8 rows each; of the products in turn where there are 8 only */
 #pragma unroll
-    for (int i = 0; i < 4 * NB; ++i)
+    for (int i = 0; i < 8; ++i)
       acc[i / 4][i & 3] = 0.0f;
     for (int chunk = first; chunk < end; ++chunk) {
-      pkv_barrier_wait(barriers + stage * 8, lap);
+      pkv_copy_wait<W::stages - 2>();
+      __syncwarp(); /* all lanes' copies are there, and all are through with the stage before */
+      fill(stage == 0 ? W::stages - 1 : stage - 1);
       W::template multiply<NB>(acc, a, ring + stage * W::stage_bytes, x, chunk, first, warp, lane);
-      __syncthreads();
-      if (warp == 0) fill(stage);
-      if (++stage == a.stages) {
-        stage = 0;
-        lap ^= 1;
-      }
+      stage = stage == W::stages - 1 ? 0 : stage + 1;
     }
-    finish.put(acc, warp, lane);
+    finish.put(acc, parity, warp, lane);
     __syncthreads();
-    finish(tile, parity, old);
+    if (finish.busy()) {
+      const float v = finish.add(parity);
+      if (a.split == 1)
+        finish.put_out(tile, v, old);
+      else
+        parts[held * finish_type::outputs + threadIdx.x] = v;
+    }
+    if (a.split > 1 && (++held == PKV_FEW_GROUP || tile + step >= a.tiles)) {
+      finish.gather(tile - (held - 1) * step, step, held);
+      held = 0;
+    }
   }
-  if (a.split > 1) pkv_cluster_sync(); /* nobody leaves while others read here */
 #endif
 }
 
@@ -404,6 +414,6 @@ __global__ void __launch_bounds__(W::warps * 32, 2)
   const pkv_few_set name = {{(const void *)dense_few<W, 1>, (const void *)dense_few<W, 2>},        \
                             W::warps,                                                              \
                             W::chunk_k,                                                            \
-                            W::stage_bytes};
+                            W::warps * W::stages * W::stage_bytes};
 
 #endif

@@ -15,21 +15,20 @@ typedef struct pkv_few_args {
   int32_t m, n, k;
   int32_t tiles;  /* of 16 rows of w */
   int32_t chunks; /* of a row */
-  int32_t stages; /* of the ring */
   int32_t split;  /* CTAs of a cluster */
   int32_t ring_at;
   int32_t act, y_f32, accumulate, gate;
 } pkv_few_args;
 
-/* Shared memory: barriers, the largest magnitude of each row of x, then sums. */
-#define PKV_FEW_STAGES     16 /* at most */
-#define PKV_FEW_LARGEST_AT (PKV_FEW_STAGES * 8)
-#define PKV_FEW_SUMS_AT    (PKV_FEW_LARGEST_AT + 64)
+/* Shared memory: the largest magnitude of each row of x, then sums. */
+#define PKV_FEW_SUMS_AT 64
+#define PKV_FEW_PITCH   20 /* floats between columns of the sums: no bank conflicts */
+#define PKV_FEW_GROUP   16 /* tiles whose sums the CTAs of a cluster exchange at once */
 
 /* The kernels of one weight type: up to 8 and up to 16 rows of x. */
 typedef struct pkv_few_set {
   const void *kernel[2];
-  int32_t warps, chunk_k, stage_bytes;
+  int32_t warps, chunk_k, ring_bytes;
 } pkv_few_set;
 
 #ifdef __cplusplus

@@ -18,17 +18,19 @@ extern "C" {
 /* Raises the kernels' limits of shared memory. Once a device, before any launch. */
 cudaError_t pkv_dense_kernels_prepare(void);
 
-/* Products of up to PKV_DENSE_GEMV_ROWS rows (dense_few.cuh). 0: take a library. */
-#define PKV_DENSE_GEMV_ROWS 16
+/* Products of few rows (dense_few.cuh). 0: take a library. Packed weights are read once for each
+   16 rows, which is less than to unpack them first up to 64. */
+#define PKV_DENSE_GEMV_ROWS        16
+#define PKV_DENSE_GEMV_ROWS_PACKED 64
 int pkv_dense_gemv_takes(const pkv_dense_matmul_params *p);
 /* dependent: the kernel may begin before the one ahead of it has ended; it reads weights then, and
    everything else after that end. */
 cudaError_t pkv_dense_launch_gemv(const pkv_dense_matmul_params *p, int32_t dependent,
                                   cudaStream_t stream);
-/* The same with what the launcher else chooses: CTAs that share the elements of a row (1, 2, 4, 8;
-   0 = choose) and stages of the copy ring (0 = choose). For measurements. */
+/* The same with the number of CTAs that share the elements of a row (1, 2, 4, 8; 0 = choose). For
+   tests and measurements. */
 cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t split,
-                                     int32_t stages, int32_t dependent, cudaStream_t stream);
+                                     int32_t dependent, cudaStream_t stream);
 
 /* Quantised matrices lie on the device as dense_pack.h says. Bytes of one, 0 = no kernel takes the
    type. */

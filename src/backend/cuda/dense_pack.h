@@ -5,10 +5,10 @@
  * at upload, in as many bytes (Q4_K and Q5_K: 2.8 % more, as their scales get a byte each).
  *
  * A strip is 8 rows, a run of cells of 128 elements of each row (256 where the type has
- * super-blocks); rows past n and blocks past k are zeros. A cell holds planes, one after the other:
- * codes, high bits, scales, each by halves of 128 elements and then by lane; last what the rows of
- * a super-block share. Lane 4 r + c of a warp owns row r and block c, 32 elements: it reads its
- * codes in accesses of 16 bytes, and has one scale for all of them.
+ * super-blocks); rows past n and blocks past k are zeros. A cell holds its halves of 128 elements,
+ * each with planes of codes, high bits and scales by lane, and last what the rows of a super-block
+ * share. Lane 4 r + c of a warp owns row r and block c, 32 elements: it reads its codes in accesses
+ * of 16 bytes, and has one scale for all of them.
  *
  *   codes   4 bits: word j holds elements 8 j .. 8 j + 7, element e as nibble e / 2 + 4 (e & 1), so
  *           that a mask leaves a pair. 8 bits (Q8_0, plus 128): in order, 16 of each lane a plane.
@@ -45,8 +45,9 @@ typedef struct pkv_pack_layout {
   int32_t block_k, block_bytes;
 } pkv_pack_layout;
 
+#define PKV_PACK_HALF_BYTES(codes, high, scales) (PKV_PACK_LANES * ((codes) + (high) + (scales)))
 #define PKV_PACK_CELL(cell, codes, high, scales, tail)                                             \
-  ((cell) / PKV_PACK_HALF * PKV_PACK_LANES * ((codes) + (high) + (scales)) + (tail))
+  ((cell) / PKV_PACK_HALF * PKV_PACK_HALF_BYTES(codes, high, scales) + (tail))
 
 /* cell_bytes = 0: no kernel multiplies by the type. */
 static inline PKV_HD pkv_pack_layout pkv_pack_layout_of(int32_t type) {
@@ -173,13 +174,12 @@ static inline PKV_HD void pkv_pack_block(unsigned char *strip, int32_t type,
   const int32_t inside = (int32_t)(b % (l->cell_k / 32)), half = inside / 4;
   const int32_t lane = 4 * r + inside % 4;
   unsigned char *const cell = strip + b / (l->cell_k / 32) * l->cell_bytes;
-  unsigned char *const codes = cell + half * PKV_PACK_LANES * l->codes + lane * 16;
-  unsigned char *const highs = cell + halves * PKV_PACK_LANES * l->codes;
-  unsigned char *const high = highs + (half * PKV_PACK_LANES + lane) * l->high;
-  unsigned char *const scales = highs + halves * PKV_PACK_LANES * l->high;
-  unsigned char *const scale = scales + (half * PKV_PACK_LANES + lane) * l->scales;
-  unsigned char *const tail =
-      scales + halves * PKV_PACK_LANES * l->scales + r * (l->tail / PKV_PACK_ROWS);
+  const int32_t half_bytes = PKV_PACK_HALF_BYTES(l->codes, l->high, l->scales);
+  unsigned char *const first = cell + half * half_bytes;
+  unsigned char *const codes = first + lane * 16;
+  unsigned char *const high = first + PKV_PACK_LANES * l->codes + lane * l->high;
+  unsigned char *const scale = first + PKV_PACK_LANES * (l->codes + l->high) + lane * l->scales;
+  unsigned char *const tail = cell + halves * half_bytes + r * (l->tail / PKV_PACK_ROWS);
   if (row != NULL) {
     const unsigned char *src = row + b / parts * l->block_bytes;
     pkv_pack_codes(codes, high, type, l, src, (int32_t)(b % parts));

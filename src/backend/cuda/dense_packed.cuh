@@ -14,7 +14,7 @@ template <int TYPE> struct pkv_pack_of;
 #define PKV_PACK_STRUCT(name, cell, c, h, s, t, block, bytes)                                      \
   template <> struct pkv_pack_of<PKV_WTYPE_##name> {                                               \
     static constexpr int cell_k = cell, codes = c, high = h, scales = s, tail = t,                 \
-                         halves = cell / PKV_PACK_HALF,                                            \
+                         halves = cell / PKV_PACK_HALF, half_bytes = PKV_PACK_HALF_BYTES(c, h, s), \
                          cell_bytes = PKV_PACK_CELL(cell, c, h, s, t);                             \
   };
 PKV_PACK_MAP(PKV_PACK_STRUCT)
@@ -49,25 +49,21 @@ template <int TYPE> struct pkv_packed {
   __half2 d[2], m; /* d: of the first and the last 16 elements */
 
   /* Codes of 8 bits come in two goes: elements 0 .. 15, then the others. */
-  __device__ __forceinline__ void load_codes(const unsigned char *cell, int half, int lane,
-                                             int plane) {
-    const uint4 v = *(const uint4 *)(cell + half * PKV_PACK_LANES * L::codes +
-                                     (plane * PKV_PACK_LANES + lane) * 16);
+  __device__ __forceinline__ void load_codes(const unsigned char *half, int lane, int plane) {
+    const uint4 v = *(const uint4 *)(half + (plane * PKV_PACK_LANES + lane) * 16);
     code[0] = v.x, code[1] = v.y, code[2] = v.z, code[3] = v.w;
   }
-  __device__ __forceinline__ void load(const unsigned char *cell, int half, int lane) {
-    const unsigned char *highs = cell + L::halves * PKV_PACK_LANES * L::codes;
-    load_codes(cell, half, lane, 0);
-    if constexpr (L::high == 4)
-      high[0] = *(const uint32_t *)(highs + (half * PKV_PACK_LANES + lane) * 4);
+  __device__ __forceinline__ void load(const unsigned char *half, const unsigned char *tail,
+                                       int lane) {
+    const unsigned char *highs = half + PKV_PACK_LANES * L::codes;
+    load_codes(half, lane, 0);
+    if constexpr (L::high == 4) high[0] = *(const uint32_t *)(highs + lane * 4);
     if constexpr (L::high == 8) {
-      const uint2 v = *(const uint2 *)(highs + (half * PKV_PACK_LANES + lane) * 8);
+      const uint2 v = *(const uint2 *)(highs + lane * 8);
       high[0] = v.x, high[1] = v.y;
     }
-    const unsigned char *scales = highs + L::halves * PKV_PACK_LANES * L::high;
-    load_scales(scales + (half * PKV_PACK_LANES + lane) * L::scales,
-                scales + L::halves * PKV_PACK_LANES * L::scales +
-                    lane / 4 * (L::tail / PKV_PACK_ROWS));
+    load_scales(highs + PKV_PACK_LANES * L::high + lane * L::scales,
+                tail + lane / 4 * (L::tail / PKV_PACK_ROWS));
   }
   __device__ __forceinline__ void load_scales(const unsigned char *own, const unsigned char *row) {
     if constexpr (L::scales == 4) {
