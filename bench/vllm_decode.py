@@ -11,6 +11,7 @@
     vllm_decode.py small --backend ours  --out S.jsonl --against S.jsonl
     vllm_decode.py pressure --out S.jsonl
     vllm_decode.py same S.jsonl [--names smoke,tokens,pressure]
+    vllm_decode.py near 16BIT.jsonl FP8.jsonl
     vllm_decode.py overhead --out O.jsonl
 
 Each result is appended to --out as one line of JSON at once: what a killed run measured is kept,
@@ -32,6 +33,8 @@ pressure: a cache so small that rows are preempted and admitted again: all answe
 those of the large cache.
 same: answers are equal, or at the first difference stock's log-probability of our token is within
 0.1 of its best (bf16 arithmetic in another order).
+near: how far answers with an fp8 cache lie from stock's with a 16-bit one: mean difference of the
+log-probabilities of the best tokens, as long as the answers are the same.
 overhead: planning and one layer from Python, waited for, beside the GPU's own time. Needs no vLLM.
 
 A comparison in which libpkv served less than 99 % of the decode rows is void, and says so.
@@ -541,6 +544,32 @@ def same(args):
     return max(judge(args.files, name) for name in args.names.split(","))
 
 
+def distance(base, others):
+    """(mean, count) of differences of log-probabilities while the tokens so far are equal."""
+    found = []
+    for a, b in zip(base, others, strict=True):
+        for i in range(1, len(a["tokens"])):  # the first token is prefill's
+            if a["tokens"][:i] != b["tokens"][:i]:
+                break
+            here = {int(k): v for k, v in a["logprobs"][i].items()}
+            there = {int(k): v for k, v in b["logprobs"][i].items()}
+            found += [abs(here[k] - there[k]) for k in here.keys() & there.keys()]
+    return (statistics.fmean(found) if found else 0.0), len(found)
+
+
+def near(args):
+    """1 when ours lie more than a tenth farther from the 16-bit cache's answers than stock's."""
+    lines, far = records(args.files, "answers"), 0
+    for name in ("smoke", "tokens"):
+        last = {(a["backend"], a["kv_cache_dtype"] == "fp8"): a for a in lines if a["name"] == name}
+        base, means = last["stock", False]["answers"], {}
+        for backend in ("stock", "ours"):
+            means[backend], count = distance(base, last[backend, True]["answers"])
+            print(f"{name} {backend}: {means[backend]:.4f} nats over {count} log-probabilities")
+        far |= means["ours"] > 1.1 * means["stock"]
+    return int(far)
+
+
 # --- compare -----------------------------------------------------------------------------------
 
 
@@ -697,7 +726,7 @@ def main():
     verb.add_argument("--label")
     verbs.choices["small"].add_argument("--kv-cache-dtype", default="auto")
     verbs.choices["small"].add_argument("--against", metavar="JSONL")
-    for name in ("compare", "same"):
+    for name in ("compare", "same", "near"):
         verbs.add_parser(name).add_argument("files", nargs="+", metavar="JSONL")
     verbs.choices["same"].add_argument("--names", default="smoke,tokens,pressure")
     verbs.choices["compare"].add_argument("--csv")
@@ -711,6 +740,7 @@ def main():
         "overhead": overhead,
         "compare": compare,
         "same": same,
+        "near": near,
     }
     try:
         code = run[args.verb](args) or 0

@@ -94,7 +94,7 @@ class Timed:
         self.seconds, self.steps, self.rows = 0.0, 0, 0
 
 
-def workload(prefix, ragged, vocabulary=100000):
+def workload(prefix, ragged, answer=ANSWER, vocabulary=100000):
     """([prompt], [tokens of the answer]) of 800 requests in random order."""
     rng = random.Random(prefix)
     heads = [[rng.randrange(vocabulary) for _ in range(prefix)] for _ in range(GROUPS)]
@@ -104,7 +104,7 @@ def workload(prefix, ragged, vocabulary=100000):
         for _ in range(GROUP_ROWS)
     ]
     rng.shuffle(prompts)
-    answers = [rng.randint(1, 200) if ragged else ANSWER for _ in prompts]
+    answers = [rng.randint(1, 200) if ragged else answer for _ in prompts]
     return prompts, answers
 
 
@@ -164,7 +164,7 @@ def run(args):
         if time.monotonic() + longest > ends:
             print(f"no time for {cell} {variant} {rep}; run again for the rest", flush=True)
             return 3
-        prompts, answers = workload(*CELLS[cell])
+        prompts, answers = workload(*CELLS[cell], args.answer)
         if warm != cell:
             with turn:
                 generate(llm, prompts, [1] * len(prompts))
@@ -183,6 +183,7 @@ def run(args):
             "cell": cell,
             "variant": variant,
             "rep": rep,
+            "answer": args.answer,
             "seconds": seconds,
             "tokens_s": sum(answers) / seconds,
             "steps": timed.steps,
@@ -251,6 +252,7 @@ def main():
     one.add_argument("--variants", default=",".join(v for v in VARIANTS if v != "vllm"))
     one.add_argument("--reps", type=int, default=3)
     one.add_argument("--seconds", type=float, default=1e9, help="end within so many")
+    one.add_argument("--answer", type=int, default=ANSWER, help="tokens of p10k, p2k")
     one.add_argument("--turns", metavar="FILE", help="as vllm_decode.py's, with --turn")
     one.add_argument("--turn", default="0/1", metavar="I/N")
     one.add_argument("--tensor-parallel", type=int, default=1)

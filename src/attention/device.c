@@ -154,6 +154,7 @@ pkv_status pkv_device_plan_create(pkv_device_plan **out, pkv_executor *executor,
 void pkv_device_plan_destroy(pkv_device_plan *plan) {
   if (!plan) return;
   pkv_executor *executor = plan->executor;
+  pkv_device_plan_destroy(plan->line);
   pkv_device_free(executor, plan->plan);
   pkv_device_free(executor, plan->counters);
   pkv_device_free(executor, plan->fault);
@@ -229,6 +230,11 @@ pkv_status pkv_device_plan_upload(pkv_device_plan *out, const pkv_plan *plan, vo
          (size_t)plan->launches * sizeof *out->launch);
   PKV_TRY(ops->copy(out->executor, out->plan, plan, (size_t)plan->plan_bytes, stream, err));
   PKV_TRY(ops->reset(out, stream, err));
+  if (out->line)
+    PKV_TRY(pkv_device_plan_build(
+        out->line, plan->rows,
+        (const int32_t *)(const void *)((const unsigned char *)out->plan + plan->seq_len_at),
+        stream, err));
   out->built = 1;
   out->fresh = 1;
   return PKV_OK;

@@ -2,6 +2,8 @@
 /* device.h for route shared: plans made on the device from its block tables. */
 #include "attention/device_shared.h"
 
+#include <stdbool.h>
+
 #include "base/status.h"
 #include "pkv/device.h"
 #include "plan/plan_prepare.h"
@@ -17,6 +19,23 @@ static void set_costs(pkv_plan_options *o) {
   o->segment_cost = 120;
   o->node_tile_cost = 96;
   o->node_segment_cost = 384;
+}
+
+/*
+ * A batch that shares nothing is served by `balanced`: a third launch for states that no node
+ * left, and slots for every piece, cost a layer more than a second plan costs the step. Which of
+ * the two it is, only the device knows: docs/notes/cuda-shared.md.
+ */
+static pkv_status create_line(pkv_device_plan *plan, pkv_error *err) {
+  const pkv_shape *s = &plan->shape;
+  const bool plain = s->q_len == 1 && s->query_heads / s->kv_heads <= 8 && s->window == 0 &&
+                     !(plan->options.flags & PKV_PLAN_BATCH_INVARIANT);
+  if (!plain) return PKV_OK;
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  options.route = PKV_ROUTE_BALANCED;
+  options.parts = 2 * plan->options.parts;
+  return pkv_device_plan_create(&plan->line, plan->executor, s, &options, plan->kv_dtype,
+                                plan->limits.max_rows, plan->limits.max_seq_len, err);
 }
 
 pkv_status pkv_device_create_shared(pkv_device_plan *plan, pkv_error *err) {
@@ -56,7 +75,8 @@ pkv_status pkv_device_create_shared(pkv_device_plan *plan, pkv_error *err) {
   plan->slot_bytes = (size_t)bytes;
   PKV_TRY(ops->alloc(&memory, executor, plan->slot_bytes, err));
   plan->slots = memory;
-  return ops->alloc(&plan->tree.memory, executor, plan->tree.memory_bytes, err);
+  PKV_TRY(ops->alloc(&plan->tree.memory, executor, plan->tree.memory_bytes, err));
+  return create_line(plan, err);
 }
 
 static pkv_status check_sharing(pkv_sharing *out, const pkv_sharing *sharing, int32_t rows,
@@ -101,6 +121,7 @@ pkv_status pkv_device_plan_build_shared(pkv_device_plan *plan, int32_t rows, con
                                   rows, err));
   plan->built = 0;
   PKV_TRY(plan->executor->device_ops->build_tree(plan, seq_len, &given, stream, err));
+  if (plan->line) PKV_TRY(pkv_device_plan_build(plan->line, rows, seq_len, stream, err));
   plan->built = 1;
   plan->fresh = 1;
   return PKV_OK;

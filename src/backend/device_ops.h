@@ -45,6 +45,7 @@ struct pkv_device_plan {
   float *slots;   /* device */
   size_t counter_bytes, slot_bytes;
   pkv_device_tree tree;
+  struct pkv_device_plan *line; /* shared: the `balanced` plan of the same rows, or NULL */
 };
 
 typedef struct pkv_device_ops {

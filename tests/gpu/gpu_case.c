@@ -181,6 +181,7 @@ void gpu_poison_plan(pkv_device_plan *plan, int byte, uint64_t seed) {
     OK(pkv_device_synchronize(gpu, NULL, err));
     free(noise);
   }
+  if (plan->line) gpu_poison_plan(plan->line, byte, seed + 1);
 }
 
 void gpu_mark(gpu_case *g, int byte) {

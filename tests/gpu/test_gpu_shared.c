@@ -91,6 +91,7 @@ static void test_shared_families(void **state) {
     family f = {.rows = (int32_t)pkv_rng_range(&rng, 1, MOST_ROWS),
                 .groups = (int32_t)pkv_rng_range(&rng, 1, 4),
                 .pages = {(int32_t)pkv_rng_range(&rng, 0, 20), (int32_t)pkv_rng_range(&rng, 0, 9)}};
+    if (i % 5 == 4) f.groups = f.rows; /* nothing is shared */
     const int32_t page = PICK(&rng, pages);
     family_init(&f, &rng, page);
     attn_spec s = gpu_spec(PICK(&rng, dtypes), 900 + (uint64_t)i, f.rows, f.seq_len);
@@ -165,6 +166,7 @@ static void test_shared_layers(void **state) {
     family f = {.rows = (int32_t)pkv_rng_range(&rng, 1, MOST_ROWS),
                 .groups = (int32_t)pkv_rng_range(&rng, 1, 3),
                 .pages = {(int32_t)pkv_rng_range(&rng, 0, 40), (int32_t)pkv_rng_range(&rng, 0, 9)}};
+    if (i % 3 == 2) f.groups = f.rows; /* nothing is shared: the kernel of `balanced` */
     family_init(&f, &rng, 16);
     attn_spec s =
         gpu_spec(i % 2 ? PKV_DTYPE_BF16 : PKV_DTYPE_F16, 1900 + (uint64_t)i, f.rows, f.seq_len);

@@ -104,3 +104,10 @@ def test_prompts_share_prefixes_and_are_seeded(driver):
     assert prompts == driver.shared_prompts(50, seed=1)
     starts = [tuple(p[:160]) for p in prompts if len(p) > 200]
     assert len(set(starts)) < len(starts)
+
+
+def test_distance_while_answers_are_the_same(driver):
+    base = [answer([1, 2, 3], {1: 0.0}, {2: -1.0}, {3: -2.0})]
+    ours = [answer([1, 4, 3], {1: -9.0}, {2: -1.5, 4: -1.0}, {3: -9.0})]
+    assert driver.distance(base, ours) == (0.5, 1)
+    assert driver.distance(base, base) == (0.0, 2)

@@ -333,8 +333,21 @@ static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_att
   return PKV_OK;
 }
 
+/* What `balanced` gets for the batch, where its kernel may serve it. */
+static void resolve_line(pkv_cuda_shared_params *s, struct pkv_device_plan *plan,
+                         const pkv_attention_params *a, const pkv_cuda_decode_ops *ops) {
+  struct pkv_device_plan *line = plan->line;
+  if (!line || !line->built || line->header.parts != 2 * s->parts) return;
+  line->overlap = plan->overlap;
+  line->fresh = plan->fresh;
+  s->line = resolve(line, a, ops);
+  s->line.fault = plan->fault;
+  s->has_line = is_plain(&s->line);
+}
+
 static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_params *a,
-                             const pkv_cuda_decode_params *p, cudaStream_t stream, pkv_error *err) {
+                             const pkv_cuda_decode_params *p, const pkv_cuda_decode_ops *decode,
+                             cudaStream_t stream, pkv_error *err) {
   PKV_TRY(check_shared(plan, a, p, err));
   const pkv_cuda_shared_ops *ops = pkv_cuda_shared_ops_of(a->cache.dtype, a->cache.head_dim);
   pkv_cuda_shared_params s = {};
@@ -344,6 +357,7 @@ static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_p
   s.private_slots = plan->slots + plan->tree.max_node_slots * p->q_len * p->group *
                                       pkv_cuda_slot_row(a->cache.head_dim);
   s.parts = plan->header.parts;
+  resolve_line(&s, plan, a, decode);
   const void *encoder = pkv_cuda_state_of(plan->executor)->tensor_encoder;
   pkv_cuda_tensor_maps maps;
   PKV_CHECK(err, encoder, PKV_E_UNSUPPORTED,
@@ -363,7 +377,7 @@ static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_atten
   PKV_TRY(ops_of(&ops, a->cache.dtype, a->cache.head_dim, err));
   const pkv_cuda_decode_params p = resolve(plan, a, ops);
   if (plan->header.route == PKV_ROUTE_SHARED)
-    return run_shared(plan, a, &p, (cudaStream_t)stream, err);
+    return run_shared(plan, a, &p, ops, (cudaStream_t)stream, err);
   if (plan->header.route != PKV_ROUTE_BALANCED)
     return run_launches(plan, ops, p, (cudaStream_t)stream, err);
   /* a launch that waits for the kernel ahead before it reads anything may always begin early */

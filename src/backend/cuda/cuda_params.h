@@ -67,9 +67,14 @@ typedef struct pkv_cuda_decode_params {
   int32_t slot_stride; /* between the pieces of one segment */
 } pkv_cuda_decode_params;
 
-/* Route shared. base: slots, counters and cursors are not used, tile_rows is 8. */
+/*
+ * Route shared. base: slots, counters and cursors are not used, tile_rows is 8.
+ * line, where has_line: what `balanced` would get for the same batch, as pkv_plain_params says, in
+ * 2 * parts parts. Its kernel serves a batch whose tree has no nodes.
+ */
 typedef struct pkv_cuda_shared_params {
-  pkv_cuda_decode_params base;
+  pkv_cuda_decode_params base, line;
+  int32_t has_line;
   pkv_tree_view view; /* pointers of the device */
   /* slots of group * q_len rows (pkv_cuda_slot_row floats each) */
   float *node_slots, *private_slots;

@@ -476,4 +476,9 @@ static __device__ void pkv_fold_slots(const P &p, int row, int head, int tile, i
   }
 }
 
+/* Whether the batch shares nothing and `balanced` serves it. The plan must be complete. */
+static __device__ __forceinline__ bool pkv_shares_nothing(const pkv_cuda_shared_params &s) {
+  return s.has_line && s.view.tree->nodes == 0;
+}
+
 #endif

@@ -33,6 +33,10 @@ __global__ void __launch_bounds__(PKV_THREADS)
   const pkv_cuda_decode_params &p = s.base;
   const int rank_id = blockIdx.x, head = blockIdx.y, states = p.q_len * p.group;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  if (pkv_shares_nothing(s)) { /* the kernel ahead has written all */
+    pkv_grid_wait();
+    return;
+  }
   if (pkv_tree_stored(&s.view, rank_id, head)) { /* by the kernel ahead, which has to be through */
     pkv_grid_wait();
     return;

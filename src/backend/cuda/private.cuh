@@ -6,6 +6,9 @@
  * the warps in turn: more slices for it, but no meeting of warps, which takes longer. It runs
  * beside the node kernel ahead of it in the stream and ends after it, so that what comes next may
  * wait for this kernel alone.
+ *
+ * Where there are no nodes it is `balanced`'s kernel on `balanced`'s plan, which writes results
+ * and leaves nothing to fold.
  */
 #ifndef PKV_CUDA_PRIVATE_CUH
 #define PKV_CUDA_PRIVATE_CUH
@@ -74,6 +77,11 @@ __global__ void __launch_bounds__(PKV_THREADS,
   typedef pkv_decode_config<KV, HD> C;
   extern __shared__ __align__(128) unsigned char memory[];
   const pkv_cuda_decode_params &p = s.base;
+  /* The node kernel has ended or waited for the plan: it may be read. */
+  if (pkv_shares_nothing(s)) {
+    pkv_decode_part<K, HD, 1>(*(const pkv_plain_params *)&s.line);
+    return;
+  }
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, tile = blockIdx.y;
   const int states = p.q_len * p.group, rows = min(8, states - tile * 8);
   const int ring_bytes = p.stages * C::stage_bytes;
