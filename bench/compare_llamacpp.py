@@ -348,7 +348,8 @@ class Results:
                     **values)  # fmt: skip
 
 
-CELLS = ["start", "single", "q4_0", "d2048", "d7936", "together", "shared"]
+CELLS = ["start", "single", "q4_0", "pp2048", "q4_0_pp2048", "d2048", "d7936", "together", "shared",
+         "x8", "x8_1k", "x64s"]  # fmt: skip
 
 
 def plan(args, twin):
@@ -359,7 +360,12 @@ def plan(args, twin):
              "q4_0": (twin, "single", (512, 64, 0)), "d2048": (model, "single", (0, 32, 2048)),
              "d7936": (model, "single", (0, 32, 7936)),
              "together": (model, "together", (128, 32, parallel, False)),
-             "shared": (model, "together", (1024, 32, parallel, True))}  # fmt: skip
+             "shared": (model, "together", (1024, 32, parallel, True)),
+             "pp2048": (model, "single", (2048, 0, 0)),
+             "q4_0_pp2048": (twin, "single", (2048, 0, 0)),
+             "x8": (model, "together", (16, 32, [8], False)),
+             "x8_1k": (model, "together", (1024, 32, [8], False)),
+             "x64s": (model, "together", (4096, 16, [64], True))}  # fmt: skip
     return [(name, *cells[name]) for name in CELLS if name in args.cells]
 
 
@@ -378,9 +384,11 @@ def one_round(bench, results, cells, number, args, twin):
         if len(got) == 2:
             results.take(model, got["pkv"], got["peer"])
             if kind == "single" and values[2] == 0:
-                q4_0[model] = got
-    if len(q4_0) == 2:  # ours on the given file against theirs on the twin
-        results.compare(args.model, twin, q4_0[args.model]["pkv"], q4_0[twin]["peer"])
+                for side in got:
+                    q4_0.setdefault((model, side), {}).update(got[side])
+    # Ours on the given file against theirs on the twin, where both were measured.
+    ours, theirs = q4_0.get((args.model, "pkv"), {}), q4_0.get((twin, "peer"), {})
+    results.compare(args.model, twin, ours, theirs)
 
 
 def table(results):
@@ -441,7 +449,7 @@ def parse_args():
     parser.add_argument("--configure-only", action="store_true",
                         help="get and configure llama.cpp, build and measure nothing")  # fmt: skip
     args = parser.parse_args()
-    args.cells = args.cells.split(",") if args.cells else list(CELLS)
+    args.cells = args.cells.split(",") if args.cells else CELLS[:-3]
     if not set(args.cells) <= set(CELLS):
         parser.error("--cells knows " + ",".join(CELLS))
     if args.quick:
@@ -465,7 +473,8 @@ def main():
     if not os.access(args.pkv, os.X_OK):
         fail(f"no program {args.pkv}: build it first (./run build)")
     peer = find_peer(args.llama) if args.llama else build_peer(False)
-    twin = twin_q4_0(peer, args.model)
+    wants_twin = any(name.startswith("q4_0") for name in args.cells)
+    twin = twin_q4_0(peer, args.model) if wants_twin else args.model
     bench = Bench(args, peer)
     results = Results(bench)
     cells = plan(args, twin)
