@@ -11,8 +11,13 @@
 
 /* --layout: the pool's layouts, and K and V halves of one page. */
 enum { BENCH_HND, BENCH_NHD, BENCH_INTERLEAVED };
-/* --route beyond pkv_route: work items merged by the last arriver. */
-enum { BENCH_ROUTE_ALL, BENCH_WORKQUEUE_FUSED = PKV_ROUTE_SHARED + 1 };
+/* --route beyond pkv_route: work items merged by the last arriver; FlashInfer's two kernels. */
+enum {
+  BENCH_ROUTE_ALL,
+  BENCH_WORKQUEUE_FUSED = PKV_ROUTE_SHARED + 1,
+  BENCH_FLASHINFER,
+  BENCH_FLASHINFER_CORES
+};
 
 typedef struct bench_options {
   const char *cells, *anchors, *lengths, *trace_file, *only, *threads, *csv, *commit;

@@ -23,12 +23,13 @@
 #include "base/clock.h"
 #include "base/dtype.h"
 #include "cli/bench_device_batch.h"
+#include "pkv/router.h"
 
 #define REPEATS       25
 #define WARMUPS       3
 #define STEP_LAYERS   32
 #define MOST_GRAPHS   64 /* of one layer each */
-#define ROUTES        6
+#define ROUTES        8
 #define NEEDLE_SCORE  40.0
 #define NULL_READS    2 /* with few blocks a multiprocessor, and with many */
 #define READ_START_US 5.2
@@ -40,9 +41,11 @@ typedef struct bench_contender {
   const char *name;
   pkv_route route;
   int32_t fused;
-  bool out; /* of this cell: its output is wrong, or it does not fit */
+  int32_t kind; /* of FlashInfer's two; 0 = one of ours */
+  bool out;     /* of this cell: its output is wrong, or it does not fit */
   pkv_plan_options options;
   pkv_device_plan *plan;
+  pkv_router *router; /* flashinfer: instead of a plan */
   void *host_plan;
   size_t host_bytes;
   pkv_plan_stats stats;
@@ -55,6 +58,7 @@ typedef struct bench_device {
   bench_device_pool pool;
   bench_device_batch d;
   bench_contender contender[ROUTES];
+  const pkv_flashinfer_api *flashinfer; /* where its route is asked for */
   int32_t contenders, repeats;
   int32_t wrong; /* outputs of the whole run */
   double *expected;
@@ -77,18 +81,28 @@ static bool plans_on_device(const bench_contender *c) {
 
 /* --- one call -------------------------------------------------------------------------------- */
 
+static pkv_status call(bench_device *b, const bench_contender *c, const pkv_attention_args *args,
+                       int32_t overlap, pkv_error *err) {
+  if (c->router) return pkv_router_attention(c->router, args, b->meter->stream, err);
+  pkv_device_plan_set_overlap(c->plan, overlap);
+  return pkv_device_attention(b->meter->executor, c->plan, args, b->meter->stream, err);
+}
+
 static pkv_status attend(bench_device *b, const bench_contender *c, int32_t layer, bool overlap,
                          pkv_error *err) {
   const pkv_cache cache = bench_device_batch_cache(&b->d, layer);
   const pkv_attention_args args = bench_device_batch_args(&b->d, &cache);
-  pkv_device_plan_set_overlap(c->plan, overlap ? 2 : 0);
-  return pkv_device_attention(b->meter->executor, c->plan, &args, b->meter->stream, err);
+  return call(b, c, &args, overlap ? 2 : 0, err);
 }
 
 /* On the device, or here and then uploaded. */
 static pkv_status make_plan(bench_device *b, const bench_contender *c, pkv_error *err) {
   const pkv_plan *plan;
   const bench_batch *batch = b->d.batch;
+  pkv_choice choice = PKV_CHOICE_INIT;
+  if (c->router)
+    return pkv_router_plan(&choice, c->router, batch->rows, batch->lengths, b->d.seq_len,
+                           b->meter->stream, err);
   if (plans_on_device(c))
     return pkv_device_plan_build(c->plan, batch->rows, b->d.seq_len, b->meter->stream, err);
   PKV_TRY(pkv_plan_build(&plan, c->host_plan, c->host_bytes, &b->frame->shape, &c->options,
@@ -131,9 +145,8 @@ static pkv_status run_marked(bench_device *b, const bench_contender *c, const vo
   pkv_attention_args args = bench_device_batch_args(&b->d, &cache);
   args.q = q;
   PKV_TRY(m->ops->set(m, b->d.out, 0xff, b->d.q_bytes, err));
-  PKV_TRY(m->ops->poison(m, c->plan, err));
-  pkv_device_plan_set_overlap(c->plan, 0);
-  return pkv_device_attention(m->executor, c->plan, &args, m->stream, err);
+  if (c->plan) PKV_TRY(m->ops->poison(m, c->plan, err));
+  return call(b, c, &args, 0, err);
 }
 
 /* Relative l2 errors against b->expected: of everything, and of the worst row. */
@@ -179,7 +192,8 @@ static pkv_status check_answer(bench_device *b, const char *cell, pkv_error *err
     if (status == PKV_OK)
       status = pkv_device_copy(m->executor, out, b->d.out, b->d.q_bytes, m->stream, err);
     if (status == PKV_OK) status = pkv_device_synchronize(m->executor, m->stream, err);
-    if (status == PKV_OK) status = pkv_device_plan_fault(&fault, c->plan, m->stream, err);
+    if (status == PKV_OK && c->plan)
+      status = pkv_device_plan_fault(&fault, c->plan, m->stream, err);
     if (status != PKV_OK) break;
     compare(&all, &worst, b, out);
     if (!(all <= c->result.error)) c->result.error = all;
@@ -379,10 +393,43 @@ static void drop_plans(bench_device *b) {
   for (int32_t i = 0; i < b->contenders; i++) {
     bench_contender *c = &b->contender[i];
     pkv_device_plan_destroy(c->plan);
+    pkv_router_destroy(c->router);
     pkv_free(&a, c->host_plan, c->host_bytes);
     c->plan = NULL;
+    c->router = NULL;
     c->host_plan = NULL;
   }
+}
+
+/* Launches and tasks are those of the model of its planner (profile.h). */
+static pkv_status open_flashinfer(bench_device *b, bench_contender *c, pkv_error *err) {
+  const bench_batch *batch = b->d.batch;
+  const pkv_shape *shape = &b->frame->shape;
+  const pkv_dtype dtype = b->d.first.dtype;
+  pkv_router_options o = PKV_ROUTER_OPTIONS_INIT;
+  pkv_profile profile = PKV_PROFILE_INIT;
+  double features[PKV_COST_FEATURES];
+  int32_t splits;
+  o.fixed = PKV_ROUTE_FLASHINFER;
+  o.routes = 1u << PKV_ROUTE_FLASHINFER;
+  o.flashinfer = b->flashinfer;
+  o.flashinfer_kind = c->kind;
+  PKV_TRY(pkv_router_create(&c->router, b->meter->executor, shape, &o, dtype, batch->rows,
+                            b->d.longest, err));
+  const char *why = pkv_router_no_flashinfer(c->router);
+  PKV_CHECK(err, why == NULL, PKV_E_UNSUPPORTED, "%s", why);
+  for (int32_t row = 0; row < batch->rows; row++)
+    PKV_CHECK(err, batch->lengths[row] > 0, PKV_E_UNSUPPORTED, "row %d is empty", row);
+  profile.sms = b->meter->info.multiprocessors;
+  PKV_TRY(pkv_policy_features(features, &splits, c->kind, shape, dtype, batch->rows, batch->lengths,
+                              NULL, &profile, err));
+  c->stats = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
+  c->stats.launches = (int32_t)features[PKV_COST_LAUNCHES] + 1;
+  c->stats.tasks = (int64_t)(features[PKV_COST_TASKS] * 1e3 + 0.5);
+  c->stats.merge_state_bytes = (int64_t)(features[PKV_COST_STATES] * 1e6 + 0.5);
+  c->stats.useful_kv_bytes = b->d.useful_bytes;
+  PKV_TRY(make_plan(b, c, err));
+  return attend(b, c, 0, false, err); /* lists the pages */
 }
 
 /* The plan on the device, and its counters from the same plan made here. */
@@ -393,6 +440,7 @@ static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err)
   const pkv_dtype dtype = b->d.first.dtype;
   const pkv_plan *plan;
   size_t workspace;
+  if (c->kind > 0) return open_flashinfer(b, c, err);
   c->options = bench_plan_options(b->frame->o, c->route);
   if (c->options.parts == 0 && plans_on_device(c))
     PKV_TRY(pkv_device_parts(&c->options.parts, b->meter->executor, dtype, shape->head_dim, err));
@@ -518,23 +566,27 @@ static void list_contenders(bench_device *b) {
   static const struct {
     const char *name;
     pkv_route route;
-    int32_t fused, choice;
+    int32_t fused, kind, choice;
   } all[ROUTES] = {
-      {"bucket_exact", PKV_ROUTE_BUCKET_EXACT, 0, PKV_ROUTE_BUCKET_EXACT},
-      {"bucket_padded", PKV_ROUTE_BUCKET_PADDED, 0, PKV_ROUTE_BUCKET_PADDED},
-      {"split", PKV_ROUTE_SPLIT, 0, PKV_ROUTE_SPLIT},
-      {"workqueue", PKV_ROUTE_WORKQUEUE, 0, PKV_ROUTE_WORKQUEUE},
-      {"workqueue_fused", PKV_ROUTE_WORKQUEUE, 1, BENCH_WORKQUEUE_FUSED},
-      {"balanced", PKV_ROUTE_BALANCED, 0, PKV_ROUTE_BALANCED},
+      {"bucket_exact", PKV_ROUTE_BUCKET_EXACT, 0, 0, PKV_ROUTE_BUCKET_EXACT},
+      {"bucket_padded", PKV_ROUTE_BUCKET_PADDED, 0, 0, PKV_ROUTE_BUCKET_PADDED},
+      {"split", PKV_ROUTE_SPLIT, 0, 0, PKV_ROUTE_SPLIT},
+      {"workqueue", PKV_ROUTE_WORKQUEUE, 0, 0, PKV_ROUTE_WORKQUEUE},
+      {"workqueue_fused", PKV_ROUTE_WORKQUEUE, 1, 0, BENCH_WORKQUEUE_FUSED},
+      {"balanced", PKV_ROUTE_BALANCED, 0, 0, PKV_ROUTE_BALANCED},
+      {"flashinfer", PKV_ROUTE_FLASHINFER, 0, PKV_ROUTE_FLASHINFER, BENCH_FLASHINFER},
+      {"flashinfer_cores", PKV_ROUTE_FLASHINFER, 0, PKV_COST_FLASHINFER_CORES,
+       BENCH_FLASHINFER_CORES},
   };
   const int32_t chosen = b->frame->o->route;
   for (int32_t i = 0; i < ROUTES; i++) {
-    if (chosen != BENCH_ROUTE_ALL && chosen != all[i].choice) continue;
+    if (chosen == BENCH_ROUTE_ALL ? all[i].kind > 0 : chosen != all[i].choice) continue;
     bench_contender *c = &b->contender[b->contenders++];
     memset(c, 0, sizeof *c);
     c->name = all[i].name;
     c->route = all[i].route;
     c->fused = all[i].fused;
+    c->kind = all[i].kind;
   }
 }
 
@@ -544,6 +596,8 @@ pkv_status bench_device_run(bench_frame *frame, pkv_error *err) {
   memset(&b, 0, sizeof b);
   b.frame = frame;
   b.repeats = frame->o->repeats > 0 ? frame->o->repeats : REPEATS;
+  if (frame->o->route >= BENCH_FLASHINFER)
+    PKV_TRY(pkv_flashinfer_open(&b.flashinfer, frame->o->flashinfer, err));
   pkv_status status = pkv_meter_create(&b.meter, &why);
   PKV_CHECK(err, status == PKV_OK, status, "no CUDA device to measure: %s", why.text);
   (void)snprintf(frame->run.device, sizeof frame->run.device, "%s", b.meter->info.device);

@@ -15,10 +15,6 @@ static int64_t page_in_pool(int64_t id) {
   return id + id / HOLE_EVERY;
 }
 
-int32_t bench_page_in_pool(int32_t id) {
-  return (int32_t)page_in_pool(id);
-}
-
 static int32_t first_seen(const pkv_shape *shape, int32_t length) {
   const int32_t first = length - shape->q_len + 1 - shape->window;
   return shape->window > 0 && first > 0 ? first : 0;

@@ -41,9 +41,6 @@ void bench_device_batch_deinit(bench_device_batch *d);
 pkv_cache bench_device_batch_cache(const bench_device_batch *d, int32_t layer);
 pkv_attention_args bench_device_batch_args(const bench_device_batch *d, const pkv_cache *cache);
 
-/* Page `id` of the batch in the pool. */
-int32_t bench_page_in_pool(int32_t id);
-
 /* Where the needle of round `round` of `rounds` lies in each row; -1: the row has no place that
    all its queries see. position [rows]. */
 void bench_needle_positions(int32_t *position, const bench_device_batch *d, const pkv_shape *shape,

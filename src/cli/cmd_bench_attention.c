@@ -35,9 +35,10 @@
 #define CPU_REPEATS 5
 #define CPU_MIB     4096
 
-static const char *const route_choices[] = {"all",    "bucket_exact",    "bucket_padded",
-                                            "split",  "workqueue",       "balanced",
-                                            "shared", "workqueue_fused", NULL};
+static const char *const route_choices[] = {
+    "all",      "bucket_exact", "bucket_padded",   "split",      "workqueue",
+    "balanced", "shared",       "workqueue_fused", "flashinfer", "flashinfer_cores",
+    NULL};
 static const char *const device_choices[] = {"cpu", "cuda", NULL};
 static const char *const graph_choices[] = {"one", "each", NULL};
 static const char *const dtype_choices[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
@@ -62,7 +63,8 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, only, 0, "only", "NAMES", NULL, "of all these cells the ones named"),
     PKV_INT(O, active, 0, "active", "N", "8", 1, 4096, "rows together of --trace"),
     PKV_CHOICE(O, route, 'r', "route", route_choices, "all",
-               "route to measure; shared: with balanced beside it (all: where rows share)"),
+               "route to measure; shared: with balanced beside it (all: where rows share); "
+               "flashinfer: its kernels on tensor cores"),
     PKV_TEXT(O, threads, 't', "threads", "LIST", "0",
              "thread counts, separated by commas; 0 = all cores"),
     PKV_CHOICE(O, isa, 0, "isa", isa_choices, "auto", "instruction set"),
@@ -107,8 +109,7 @@ static const pkv_option options_table[] = {
              "beside the fastest"),
     PKV_TEXT(O, profile, 'p', "profile", "FILE", NULL, "--policy: what pkv calibrate wrote"),
     PKV_TEXT(O, flashinfer, 0, "flashinfer", "FILE", NULL,
-             "--policy on a GPU: FlashInfer's kernels; default: pkv_flashinfer.so beside the "
-             "program"),
+             "on a GPU: FlashInfer's kernels; default: pkv_flashinfer.so beside the program"),
     PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
     PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
     PKV_FLAG(O, json, 0, "json", "print one JSON object instead of the table"),
@@ -635,12 +636,13 @@ static void set_up(bench_frame *frame) {
 static int check_device_options(const pkv_cli *cli, const bench_options *o) {
   if (o->policy && (o->csv || o->json || o->route != BENCH_ROUTE_ALL))
     return pkv_cli_usage(cli, "--policy goes without --route, --csv and --json");
-  if (!o->policy && (o->profile || o->flashinfer))
-    return pkv_cli_usage(cli, "--%s is for --policy", o->profile ? "profile" : "flashinfer");
+  if (!o->policy && o->profile) return pkv_cli_usage(cli, "--profile is for --policy");
+  if (!o->policy && o->route < BENCH_FLASHINFER && o->flashinfer)
+    return pkv_cli_usage(cli, "--flashinfer is for --policy and --route flashinfer");
   if (o->device == 0 && o->layout == BENCH_INTERLEAVED)
     return pkv_cli_usage(cli, "--layout interleaved needs --device cuda");
-  if (o->device == 0 && o->route == BENCH_WORKQUEUE_FUSED)
-    return pkv_cli_usage(cli, "--route workqueue_fused needs --device cuda");
+  if (o->device == 0 && o->route >= BENCH_WORKQUEUE_FUSED)
+    return pkv_cli_usage(cli, "--route %s needs --device cuda", route_choices[o->route]);
   if (o->device != 0 && o->route == PKV_ROUTE_SHARED)
     return pkv_cli_usage(cli, "--route shared is measured on the CPU only");
   if (o->device != 0 && (o->huge || o->best || o->cpu_time))

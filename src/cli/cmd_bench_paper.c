@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * `pkv bench paper persistentkv`: the tables of the seed's paper, measured here, each published
- * figure beside ours. Four clocks for each ratio: the attention alone, with the plan of one layer,
- * with the plan's share when it serves all layers of a step, and synchronized wall time of plan and
- * one layer (what the seed published). Planning counts on both sides.
+ * figure beside ours. Five clocks for each ratio: the attention alone, with the plan of one layer,
+ * with the plan's share when it serves all layers of a step, event time of a step that the host
+ * enqueues, and synchronized wall time of plan and one layer (what the seed published). Planning
+ * counts on both sides.
  */
 #include "cli/commands.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -72,10 +72,17 @@ static const paper_trace traces[] = {
 };
 #define TRACES ((int32_t)(sizeof traces / sizeof *traces))
 
+#define BIT(kind)   (1u << (unsigned)(kind))
+#define FLASH_KINDS (BIT(PKV_ROUTE_FLASHINFER) | BIT(PKV_COST_FLASHINFER_CORES))
+/* What the paper's policies may take, and what they are compared with. */
+#define RATIO_KINDS                                                                                \
+  (FLASH_KINDS | BIT(PKV_ROUTE_SPLIT) | BIT(PKV_ROUTE_WORKQUEUE) | BIT(PKV_COST_WORKQUEUE_FUSED))
+#define CLOCKS 5
+
 /* Means of one seed over the steps. */
 typedef struct paper_means {
   bool done[CONTENDERS];
-  double attend[CONTENDERS], plan[CONTENDERS], wall[CONTENDERS];
+  double attend[CONTENDERS], plan[CONTENDERS], wall[CONTENDERS], event[CONTENDERS];
   double launches[CONTENDERS], state_mib[CONTENDERS], useful_mib;
 } paper_means;
 
@@ -87,7 +94,15 @@ typedef struct paper {
   FILE *csv;
 } paper;
 
-static pkv_status open_times(paper *p, int32_t query_heads, int32_t splits, pkv_error *err) {
+/* splits 0: by the second policy's rules. Opened anew for another number of heads only. */
+static pkv_status open_times(paper *p, int32_t query_heads, int32_t splits, uint32_t only,
+                             pkv_error *err) {
+  if (p->times.ops && p->times.o.shape.query_heads == query_heads) {
+    p->times.o.splits = splits;
+    p->times.o.only = only;
+    return PKV_OK;
+  }
+  route_times_close(&p->times);
   const paper_options *o = p->o;
   const bool cuda = o->device == PKV_DEVICE_CUDA;
   route_times_options t = {.cli = p->cli,
@@ -102,6 +117,8 @@ static pkv_status open_times(paper *p, int32_t query_heads, int32_t splits, pkv_
                            .kv_dtype = PKV_DTYPE_F16,
                            .cpu_time = o->cpu_time != 0,
                            .splits = splits,
+                           .events = cuda,
+                           .only = only,
                            .flashinfer = o->flashinfer};
   t.shape.query_heads = query_heads;
   t.shape.kv_heads = 8;
@@ -114,22 +131,34 @@ static void add(paper_means *out, int32_t at, const route_time *time, int32_t st
   out->attend[at] += time->attend_us / steps;
   out->plan[at] += time->plan_us / steps;
   out->wall[at] += time->wall_us / steps;
+  out->event[at] += time->event_us / steps;
   out->launches[at] += (double)time->stats.launches / steps;
   out->state_mib[at] += (double)time->stats.merge_state_bytes / 1048576.0 / steps;
 }
 
-/* What the seed's policies take of a batch; of flashinfer's two, the faster one. */
-static pkv_status add_policies(paper_means *out, const paper *p, const bench_batch *batch,
+/* What the seed's policies take of a batch, with the splits that they name; of flashinfer's two, the
+   faster one. */
+static pkv_status add_policies(paper_means *out, paper *p, const bench_batch *batch,
                                const route_time *times, int32_t steps, pkv_error *err) {
   static const pkv_policy policy[] = {PKV_POLICY_STATIC, PKV_POLICY_ROOFLINE};
-  const route_time *cores = &times[PKV_COST_FLASHINFER_CORES];
+  const uint32_t only = p->times.o.only;
   pkv_profile seed = PKV_PROFILE_INIT;
   seed.routes = p->times.profile.routes;
   for (int32_t i = 0; i < CONTENDERS - V1; i++) {
     pkv_choice c = PKV_CHOICE_INIT;
+    route_time own[PKV_COST_KINDS];
     PKV_TRY(pkv_policy_choose(&c, policy[i], PKV_ROUTE_AUTO, &p->times.o.shape, PKV_DTYPE_F16,
                               batch->rows, batch->lengths, &seed, err));
-    const route_time *time = &times[c.route];
+    const route_time *time = &times[c.route], *cores = &times[PKV_COST_FLASHINFER_CORES];
+    if (policy[i] == PKV_POLICY_STATIC && c.splits > 0) { /* not those of the rules */
+      p->times.o.splits = c.splits;
+      p->times.o.only = BIT(c.route);
+      const pkv_status status = route_times_run(&p->times, own, batch, err);
+      p->times.o.splits = 0;
+      p->times.o.only = only;
+      PKV_TRY(status);
+      time = &own[c.route];
+    }
     if (c.route == PKV_ROUTE_FLASHINFER && cores->done && cores->attend_us < time->attend_us)
       time = cores;
     add(out, V1 + i, time, steps);
@@ -142,12 +171,13 @@ static void write_means(const paper *p, const paper_means *m, const char *table,
   if (p->csv == NULL) return;
   for (int32_t at = 1; at < CONTENDERS; at++)
     if (m->done[at])
-      (void)fprintf(p->csv, "%s,\"%s\",\"%s\",%s,%s,%u,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.2f,%.4f,%.3f\n",
+      (void)fprintf(p->csv,
+                    "%s,\"%s\",\"%s\",%s,%s,%u,%d,%d,%d,%s,%.3f,%.3f,%.3f,%.3f,%.2f,%.4f,%.3f\n",
                     p->o->commit, p->times.device, p->times.driver, table, trace->name,
                     PKV_TRACE_SEED_HELD_OUT + (unsigned)seed, trace->active,
                     p->times.o.shape.query_heads / p->times.o.shape.kv_heads, p->times.o.splits,
-                    contender_name(at), m->attend[at], m->plan[at], m->wall[at], m->launches[at],
-                    m->state_mib[at], m->useful_mib);
+                    contender_name(at), m->attend[at], m->plan[at], m->wall[at], m->event[at],
+                    m->launches[at], m->state_mib[at], m->useful_mib);
 }
 
 /* `steps` of a trace with one seed; means over them, which also go into the CSV under `table`. */
@@ -165,7 +195,8 @@ static pkv_status run_seed(paper_means *out, paper *p, const char *table, const 
     bench_cell cell;
     pkv_status status = policy_trace_batch(&cell, &t, step, steps, err);
     if (status == PKV_OK) status = route_times_run(&p->times, times, cell.batches, err);
-    if (status == PKV_OK) status = add_policies(out, p, cell.batches, times, steps, err);
+    if (status == PKV_OK && (p->times.o.only & RATIO_KINDS) == RATIO_KINDS)
+      status = add_policies(out, p, cell.batches, times, steps, err);
     bench_cell_free(&cell);
     PKV_TRY(status);
     for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
@@ -180,17 +211,20 @@ static pkv_status run_seed(paper_means *out, paper *p, const char *table, const 
   return PKV_OK;
 }
 
-/* One clock: attention and this share of the plan; below 0: synchronized wall time. */
-static double clock_of(const paper_means *m, int32_t at, double share) {
-  return share < 0 ? m->wall[at] : m->attend[at] + share * m->plan[at];
+/* The clocks, in the order of the table. */
+static double clock_of(const paper_means *m, int32_t at, int32_t clock, int32_t layers) {
+  const double by_clock[CLOCKS] = {m->attend[at], m->attend[at] + m->plan[at],
+                                   m->attend[at] + m->plan[at] / layers, m->event[at], m->wall[at]};
+  return by_clock[clock];
 }
 
 /* The better of FlashInfer's two by the clock at hand; where it is not here, exact buckets. */
-static double rival(const paper_means *m, double share) {
+static double rival(const paper_means *m, int32_t clock, int32_t layers) {
   double best = HUGE_VAL;
   for (int32_t kind = PKV_ROUTE_FLASHINFER; kind <= PKV_COST_FLASHINFER_CORES; kind++)
-    if (m->done[kind] && clock_of(m, kind, share) < best) best = clock_of(m, kind, share);
-  return isfinite(best) ? best : clock_of(m, PKV_ROUTE_BUCKET_EXACT, share);
+    if (m->done[kind] && clock_of(m, kind, clock, layers) < best)
+      best = clock_of(m, kind, clock, layers);
+  return isfinite(best) ? best : clock_of(m, PKV_ROUTE_BUCKET_EXACT, clock, layers);
 }
 
 static void mean_spread(double *mean, double *spread, const double *x, int32_t n) {
@@ -203,28 +237,44 @@ static void mean_spread(double *mean, double *spread, const double *x, int32_t n
 }
 
 static void print_ratio(const paper *p, const paper_means *m, const char *name, int32_t kind) {
-  const double shares[] = {0, 1, 1.0 / p->o->layers, -1};
   (void)printf("  %-12s %-15s", name, contender_name(kind));
-  for (int32_t s = 0; s < 4; s++) {
+  for (int32_t c = 0; c < CLOCKS; c++) {
     double x[SEEDS], mean, spread;
     for (int32_t i = 0; i < p->o->seeds; i++)
-      x[i] = rival(&m[i], shares[s]) / clock_of(&m[i], kind, shares[s]);
+      x[i] = rival(&m[i], c, p->o->layers) / clock_of(&m[i], kind, c, p->o->layers);
     mean_spread(&mean, &spread, x, p->o->seeds);
-    (void)printf("  %6.3f +- %.3f", mean, spread);
+    if (isfinite(mean))
+      (void)printf("  %6.3f +- %.3f", mean, spread);
+    else
+      (void)printf("  %15s", "-"); /* the CPU has no events */
   }
 }
 
+static pkv_status open_csv(paper *p, pkv_error *err) {
+  if (p->o->csv == NULL) return PKV_OK;
+  return route_csv_open(&p->csv, p->o->csv, &p->times, p->o,
+                        "commit,device,driver,table,trace,seed,active,group,splits,route,attend_us,"
+                        "plan_us,wall_us,event_us,launches,states_mib,useful_mib",
+                        err);
+}
+
 static pkv_status ratios(paper *p, pkv_error *err) {
-  PKV_TRY(open_times(p, 32, 0, err));
+  char rival_name[96] = "bucket_exact";
+  PKV_TRY(open_times(p, 32, 0, RATIO_KINDS, err));
   const bool there = p->times.no_flashinfer[0] == '\0';
+  if (there)
+    (void)snprintf(rival_name, sizeof rival_name, "FlashInfer %s, the better of its two",
+                   p->times.flashinfer);
+  else
+    p->times.o.only = RATIO_KINDS | BIT(PKV_ROUTE_BUCKET_EXACT);
+  PKV_TRY(open_csv(p, err));
   (void)printf("%s, %s; lengths / %d\n", p->times.device, p->times.driver, p->divide);
   if (!there)
     (void)printf("flashinfer is not measured: %s; ratios are over bucket_exact\n",
                  p->times.no_flashinfer);
-  (void)printf("\nspeed-up over %s, mean +- deviation over %d seeds\n",
-               there ? "FlashInfer, the better of its two" : "bucket_exact", p->o->seeds);
-  (void)printf("  %-12s %-15s  %-16s  %-16s  %-16s  %-16s  %s\n", "trace", "route", "attention",
-               "with its plan", "plan / layers", "wall, one layer",
+  (void)printf("\nspeed-up over %s, mean +- deviation over %d seeds\n", rival_name, p->o->seeds);
+  (void)printf("  %-12s %-15s  %-15s  %-15s  %-15s  %-15s  %-15s  %s\n", "trace", "route",
+               "attention", "with its plan", "plan / layers", "event time", "wall, one layer",
                "published (wall, RTX 3060, 0.2.5)");
   for (int32_t i = 0; i < TRACES; i++) {
     paper_means m[SEEDS];
@@ -248,11 +298,9 @@ static pkv_status ratios(paper *p, pkv_error *err) {
 
 static pkv_status counters(paper *p, pkv_error *err) {
   paper_means exact, queue;
-  route_times_close(&p->times);
-  PKV_TRY(open_times(p, 32, 32, err));
+  PKV_TRY(open_times(p, 32, 32, BIT(PKV_ROUTE_BUCKET_EXACT), err));
   PKV_TRY(run_seed(&exact, p, "counters", &traces[2], 0, p->o->steps, err));
-  route_times_close(&p->times);
-  PKV_TRY(open_times(p, 32, 20, err));
+  PKV_TRY(open_times(p, 32, 20, BIT(PKV_ROUTE_WORKQUEUE), err));
   PKV_TRY(run_seed(&queue, p, "counters", &traces[2], 0, p->o->steps, err));
   const double before = exact.state_mib[PKV_ROUTE_BUCKET_EXACT];
   const double after = queue.state_mib[PKV_ROUTE_WORKQUEUE];
@@ -281,8 +329,9 @@ static pkv_status sensitivity(paper *p, pkv_error *err) {
       "workqueue", "split", "bucket_exact");
   for (size_t i = 0; i < sizeof splits / sizeof *splits; i++) {
     paper_means m;
-    route_times_close(&p->times);
-    PKV_TRY(open_times(p, 32, splits[i], err));
+    PKV_TRY(open_times(
+        p, 32, splits[i],
+        BIT(PKV_ROUTE_WORKQUEUE) | BIT(PKV_ROUTE_SPLIT) | BIT(PKV_ROUTE_BUCKET_EXACT), err));
     PKV_TRY(run_seed(&m, p, "splits", &traces[2], 0, 1, err));
     (void)printf("  %6d %12.1f %12.1f %12.1f\n", splits[i], m.attend[PKV_ROUTE_WORKQUEUE],
                  m.attend[PKV_ROUTE_SPLIT], m.attend[PKV_ROUTE_BUCKET_EXACT]);
@@ -297,22 +346,12 @@ static pkv_status groups(paper *p, pkv_error *err) {
                "group", "workqueue", "balanced", "flashinfer", "flashinfer_cores");
   for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
     paper_means m;
-    route_times_close(&p->times);
-    PKV_TRY(open_times(p, 8 * sizes[i], 0, err));
+    PKV_TRY(open_times(p, 8 * sizes[i], 0, FLASH_KINDS | BIT(PKV_ROUTE_WORKQUEUE), err));
     PKV_TRY(run_seed(&m, p, "groups", &traces[2], 0, 1, err));
     (void)printf("  %6d %12.1f %12.1f %12.1f %16.1f\n", sizes[i], m.attend[PKV_ROUTE_WORKQUEUE],
                  m.attend[PKV_ROUTE_BALANCED], m.attend[PKV_ROUTE_FLASHINFER],
                  m.attend[PKV_COST_FLASHINFER_CORES]);
   }
-  return PKV_OK;
-}
-
-static pkv_status open_csv(paper *p, pkv_error *err) {
-  if (p->o->csv == NULL) return PKV_OK;
-  p->csv = fopen(p->o->csv, "w");
-  PKV_CHECK(err, p->csv, PKV_E_IO, "%s: %s", p->o->csv, strerror(errno));
-  (void)fprintf(p->csv, "commit,device,driver,table,trace,seed,active,group,splits,route,attend_us,"
-                        "plan_us,wall_us,launches,states_mib,useful_mib\n");
   return PKV_OK;
 }
 
@@ -325,8 +364,7 @@ static int run(const pkv_cli *cli, const void *options) {
   if (cuda && p.o->cpu_time)
     return pkv_cli_usage(cli, "--cpu-time is for the CPU, not for --device cuda");
   p.divide = p.o->divide > 0 ? p.o->divide : cuda ? 1 : 32;
-  pkv_status status = open_csv(&p, &err);
-  if (status == PKV_OK) status = ratios(&p, &err);
+  pkv_status status = ratios(&p, &err);
   if (status == PKV_OK) status = counters(&p, &err);
   if (status == PKV_OK) status = sensitivity(&p, &err);
   if (status == PKV_OK) status = groups(&p, &err);
@@ -343,7 +381,7 @@ const pkv_command pkv_command_bench_paper = {
     .summary = "measure the tables of the seed's paper, with what it published beside them",
     .details =
         "persistentkv: speed-ups over FlashInfer on the traces and held-out seeds of the paper, by "
-        "four clocks with planning on both sides; launches, bytes of partial states and useful "
+        "five clocks with planning on both sides; launches, bytes of partial states and useful "
         "bytes; the number of splits; query heads a KV head. Where FlashInfer is not here the "
         "ratios are over exact-length buckets, and that is said.",
     .operands = "persistentkv",

@@ -6,13 +6,14 @@
  */
 #include "cli/commands.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "cli/policy_batches.h"
+#include "cli/policy_decode.h"
 #include "cli/profile_file.h"
 #include "cli/route_times.h"
 
@@ -30,7 +31,7 @@ static const char *const policy_names[POLICIES] = {"static", "roofline, seed's",
                                                    "calibrated", "calibrated, seed's"};
 
 typedef struct policy_options {
-  const char *profile, *csv, *commit, *flashinfer;
+  const char *profile, *csv, *commit, *flashinfer, *whole;
   int32_t device, threads, steps, seeds, divide, repeats, memory_mib, layers, cpu_time, most_rows;
 } policy_options;
 
@@ -43,6 +44,9 @@ static const pkv_option options_table[] = {
     PKV_INT(O, seeds, 0, "seeds", "N", "5", 1, SEEDS, "held-out seeds, from 20260623 on"),
     PKV_INT(O, divide, 0, "divide", "N", "0", 0, 1024,
             "divide every length by this; 0 = 32, GPU 1"),
+    PKV_TEXT(O, whole, 0, "whole", "LIST", NULL,
+             "GPU: instead of single steps decode whole traces with so many rows (1,8) by each "
+             "policy: tokens a second"),
     PKV_INT(O, most_rows, 0, "most-rows", "N", "64", 1, 64, "leave out larger batches"),
     PKV_INT(O, repeats, 0, "repeats", "N", "0", 0, 16, "repetitions; 0 = 3, GPU 5"),
     PKV_INT(O, layers, 0, "layers", "N", "32", 1, 1024, "layers that one plan serves"),
@@ -255,6 +259,8 @@ static void print_all(const policy_bench *b) {
                b->times.driver, b->count, b->divide, b->o->layers);
   if (b->times.no_flashinfer[0] != '\0')
     (void)printf("flashinfer is not measured: %s\n", b->times.no_flashinfer);
+  else
+    (void)printf("flashinfer %s\n", b->times.flashinfer);
   print_regret(b, "among the seed's routes with FlashInfer", SEED_KINDS, false);
   print_regret(b, "among all routes", (1u << PKV_COST_KINDS) - 1, true);
   (void)printf("\nprediction: mean and worst |predicted / measured - 1| of a layer\n");
@@ -283,6 +289,93 @@ static void print_all(const policy_bench *b) {
       throughput(b, pkv_cost_kind_name(kind), -1, kind, trace);
   }
   if (b->skipped > 0) (void)printf("\n%d batches did not fit into --memory\n", b->skipped);
+}
+
+/* --- whole traces ---------------------------------------------------------------------------- */
+
+static const int32_t whole_policies[] = {STATIC, ROOFLINE_SEED, CALIBRATED};
+enum {
+  WHOLE_POLICIES = sizeof whole_policies / sizeof *whole_policies,
+  WHOLE = WHOLE_POLICIES + 2
+};
+
+static const char *whole_name(int32_t i) {
+  return i < WHOLE_POLICIES ? policy_names[whole_policies[i]]
+                            : pkv_cost_kind_name(PKV_ROUTE_FLASHINFER + i - WHOLE_POLICIES);
+}
+
+/* The policies as routers, then FlashInfer's two where they are here; returns how many. */
+static int32_t whole_contenders(pkv_router_options *o, const policy_bench *b) {
+  static const pkv_policy how[] = {PKV_POLICY_STATIC, PKV_POLICY_ROOFLINE, PKV_POLICY_CALIBRATED};
+  for (int32_t i = 0; i < WHOLE; i++) {
+    o[i] = (pkv_router_options)PKV_ROUTER_OPTIONS_INIT;
+    o[i].routes = b->file.profile.routes & ~(1u << PKV_ROUTE_SHARED);
+    o[i].profile = &b->seed_device;
+    if (i < WHOLE_POLICIES) {
+      o[i].policy = how[i];
+      if (how[i] == PKV_POLICY_CALIBRATED) o[i].profile = &b->file.profile;
+      continue;
+    }
+    o[i].fixed = PKV_ROUTE_FLASHINFER;
+    o[i].flashinfer_kind = PKV_ROUTE_FLASHINFER + i - WHOLE_POLICIES;
+  }
+  return b->times.no_flashinfer[0] == '\0' ? WHOLE : WHOLE_POLICIES;
+}
+
+static pkv_status whole_trace(policy_bench *b, int32_t rows, int32_t kind, pkv_error *err) {
+  double rate[WHOLE][SEEDS];
+  pkv_router_options options[WHOLE];
+  const int32_t count = whole_contenders(options, b);
+  const char *name = pkv_trace_kind_name((pkv_trace_kind)kind);
+  for (int32_t seed = 0; seed < b->o->seeds; seed++) {
+    policy_decoded done[WHOLE];
+    const policy_trace trace = {.kind = (pkv_trace_kind)kind,
+                                .active = rows,
+                                .page_tokens = b->times.o.shape.page_tokens,
+                                .divide = b->divide,
+                                .seed = PKV_TRACE_SEED_HELD_OUT + (uint64_t)seed};
+    PKV_TRY(policy_decode(done, &b->times, &trace, options, count, b->o->layers, err));
+    for (int32_t i = 0; i < count; i++) {
+      rate[i][seed] = (double)done[i].tokens / done[i].us * 1e6;
+      if (b->csv)
+        (void)fprintf(b->csv, "%s,\"%s\",\"%s\",%s,%u,%d,%d,\"%s\",%d,%lld,%.1f,%.2f,%.2e\n",
+                      b->o->commit, b->times.device, b->times.driver, name, (unsigned)trace.seed,
+                      rows, b->o->layers, whole_name(i), done[i].steps, (long long)done[i].tokens,
+                      done[i].us, rate[i][seed], done[i].error);
+    }
+    b->count++;
+  }
+  for (int32_t i = 0; i < count; i++) {
+    double mean = 0, square = 0;
+    for (int32_t seed = 0; seed < b->o->seeds; seed++)
+      mean += rate[i][seed] / b->o->seeds;
+    for (int32_t seed = 0; seed < b->o->seeds; seed++)
+      square += (rate[i][seed] - mean) * (rate[i][seed] - mean);
+    (void)printf("  %-12s %4d  %-24s %10.1f +- %.1f\n", name, rows, whole_name(i), mean,
+                 b->o->seeds > 1 ? sqrt(square / (b->o->seeds - 1)) : 0.0);
+  }
+  return PKV_OK;
+}
+
+/* "1,8": each number of rows in turn. */
+static pkv_status whole_traces(policy_bench *b, pkv_error *err) {
+  (void)printf(
+      "%s, %s; lengths / %d\nwhole traces, tokens a second through the attention of %d layers; "
+      "choice, plan and the wait for each step count; mean +- deviation of %d seeds\n",
+      b->times.device, b->times.driver, b->divide, b->o->layers, b->o->seeds);
+  for (const char *at = b->o->whole; *at != '\0';) {
+    char word[8];
+    int64_t rows;
+    const size_t size = strcspn(at, ",");
+    (void)snprintf(word, sizeof word, "%.*s", (int)(size < sizeof word ? size : sizeof word), at);
+    PKV_CHECK(err, size > 0 && size < sizeof word && pkv_parse_i64(&rows, word, 1, 64),
+              PKV_E_INVALID, "--whole '%s': numbers of rows from 1 to 64 like 1,8 expected",
+              b->o->whole);
+    for (int32_t kind = 0; kind < POLICY_TRACES; kind++)
+      PKV_TRY(whole_trace(b, (int32_t)rows, kind, err));
+    at += size + (at[size] == ',');
+  }
+  return PKV_OK;
 }
 
 static pkv_status prepare(policy_bench *b, pkv_error *err) {
@@ -316,23 +409,26 @@ static pkv_status prepare(policy_bench *b, pkv_error *err) {
   PKV_CHECK(err, POLICY_ROWS * POLICY_TRACES * o->seeds * o->steps <= MOST_POINTS, PKV_E_LIMIT,
             "--steps %d times --seeds %d are too many batches", o->steps, o->seeds);
   if (o->csv == NULL) return PKV_OK;
-  b->csv = fopen(o->csv, "w");
-  PKV_CHECK(err, b->csv, PKV_E_IO, "%s: %s", o->csv, strerror(errno));
-  (void)fprintf(b->csv, "commit,device,driver,trace,seed,active,tokens,route,attend_us,plan_us,"
-                        "wall_us,step_us,predicted_us,chosen\n");
-  return PKV_OK;
+  return route_csv_open(&b->csv, o->csv, &b->times, o,
+                        o->whole ? "commit,device,driver,trace,seed,active,layers,contender,steps,"
+                                   "tokens,us,tokens_s,error"
+                                 : "commit,device,driver,trace,seed,active,tokens,route,attend_us,"
+                                   "plan_us,wall_us,step_us,predicted_us,chosen",
+                        err);
 }
 
 static int run(const pkv_cli *cli, const void *options) {
   const pkv_allocator a = pkv_allocator_default();
   policy_bench b = {.cli = cli, .o = options};
   pkv_error err = {PKV_OK, NULL, {0}};
+  if (b.o->whole && b.o->device != PKV_DEVICE_CUDA)
+    return pkv_cli_usage(cli, "--whole is for --device cuda");
   if (b.o->device == PKV_DEVICE_CUDA && b.o->cpu_time)
     return pkv_cli_usage(cli, "--cpu-time is for the CPU, not for --device cuda");
   b.seed_device = (pkv_profile)PKV_PROFILE_INIT;
   pkv_status status = prepare(&b, &err);
-  if (status == PKV_OK) status = measure(&b, &err);
-  if (b.count > 0 && (status == PKV_OK || pkv_cli_interrupted())) print_all(&b);
+  if (status == PKV_OK) status = b.o->whole ? whole_traces(&b, &err) : measure(&b, &err);
+  if (!b.o->whole && b.count > 0 && (status == PKV_OK || pkv_cli_interrupted())) print_all(&b);
   if (b.csv && fclose(b.csv) != 0 && status == PKV_OK)
     status = PKV_FAIL(&err, PKV_E_IO, "cannot write %s", b.o->csv);
   pkv_free(&a, b.points, MOST_POINTS * sizeof *b.points);

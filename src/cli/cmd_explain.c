@@ -9,7 +9,7 @@
 #include "base/text.h"
 #include "cli/bench_cells.h"
 #include "cli/profile_file.h"
-#include "measure/flashinfer_load.h"
+#include "pkv/flashinfer.h"
 
 typedef struct explain_options {
   const char *lens, *profile, *policy, *flashinfer;
@@ -128,8 +128,9 @@ static pkv_status print_choice(const char *label, pkv_policy policy, pkv_route f
 static void print_flashinfer(const char *path) {
   const pkv_flashinfer_api *api;
   pkv_error why = {PKV_OK, NULL, {0}};
-  if (pkv_flashinfer_load(&api, path, &why) == PKV_OK)
-    (void)printf("flashinfer's kernels are here: bench attention --policy runs them\n");
+  if (pkv_flashinfer_open(&api, path, &why) == PKV_OK)
+    (void)printf("flashinfer %s's kernels are here: bench attention --route flashinfer runs them\n",
+                 api->version);
   else
     (void)printf("flashinfer cannot be run here: %s\n", why.text);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/route_times.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -9,6 +10,7 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "cli/bench_store.h"
 
 #define COLD_BYTES (INT64_C(1) << 30)
@@ -242,6 +244,7 @@ static pkv_status cpu_run(route_times *t, route_time *times, const bench_batch *
   cpu_batch b;
   uint32_t kinds = t->profile.routes;
   if (!route_batch_shares(batch)) kinds &= ~(1u << PKV_ROUTE_SHARED);
+  if (t->o.only != 0) kinds &= t->o.only | 1u << PKV_ROUTE_BALANCED;
   PKV_CHECK(err, batch->pages <= c->store.cache.pages, PKV_E_LIMIT,
             "%lld pages, the storage has %lld", (long long)batch->pages,
             (long long)c->store.cache.pages);
@@ -319,4 +322,25 @@ pkv_status route_times_run(route_times *t, route_time *times, const bench_batch 
                            pkv_error *err) {
   memset(times, 0, PKV_COST_KINDS * sizeof *times);
   return t->ops->run(t, times, batch, err);
+}
+
+pkv_status route_csv_open(FILE **out, const char *path, const route_times *t, const void *options,
+                          const char *head, pkv_error *err) {
+  pkv_buffer command;
+  *out = NULL;
+  pkv_buffer_init(&command, (size_t)1 << 20, NULL);
+  pkv_status status =
+      pkv_options_text(&command, t->o.cli->command, options, "csv,commit,flashinfer,profile", err);
+  if (status == PKV_OK && (*out = fopen(path, "we")) == NULL)
+    status = PKV_FAIL(err, PKV_E_IO, "%s: %s", path, strerror(errno));
+  if (status == PKV_OK) {
+    (void)fprintf(*out, "# command: pkv %s", command.data);
+    for (int i = 0; i < t->o.cli->operand_count; i++)
+      (void)fprintf(*out, " %s", t->o.cli->operands[i]);
+    (void)fputc('\n', *out);
+    if (t->no_flashinfer[0] == '\0') (void)fprintf(*out, "# flashinfer %s\n", t->flashinfer);
+    (void)fprintf(*out, "%s\n", head);
+  }
+  pkv_buffer_deinit(&command);
+  return status;
 }

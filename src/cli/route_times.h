@@ -16,6 +16,8 @@
 #ifndef PKV_CLI_ROUTE_TIMES_H
 #define PKV_CLI_ROUTE_TIMES_H
 
+#include <stdio.h>
+
 #include "cli/bench_attention.h"
 #include "pkv/profile.h"
 
@@ -34,13 +36,15 @@ typedef struct route_times_options {
   pkv_dtype kv_dtype;
   bool cpu_time; /* CPU: what the process used over threads, not the clock: for a busy machine */
   const char *flashinfer; /* path of the shared object of its kernels; NULL = look for it */
+  bool events;            /* GPU: event_us as well */
+  uint32_t only;          /* bit (1 << kind): what is timed, and balanced; 0 = all that is here */
 } route_times_options;
 
 typedef struct route_time {
   bool done;
   double attend_us, plan_us;
-  double
-      wall_us; /* plan and one layer from nothing to the output, waited for, by the host's clock */
+  double wall_us;  /* plan and one layer, from nothing to the output, by the host's clock */
+  double event_us; /* GPU: a layer of a plan and 32 layers enqueued by the host, between events */
   pkv_plan_stats stats;
 } route_time;
 
@@ -49,6 +53,7 @@ typedef struct route_times {
   route_times_options o;
   char device[96], driver[96];
   char no_flashinfer[200]; /* why that route is not measured */
+  char flashinfer[32];     /* its version where it is */
   pkv_profile profile;     /* slots, and the routes that are here; no model */
   pkv_cost_model bare;     /* parts only: for features */
   const struct route_times_ops *ops;
@@ -84,6 +89,13 @@ void route_checked_rows(int32_t *lengths, const bench_batch *batch, int64_t budg
    value. */
 double route_error(const float *out, const float *exact, const int32_t *lengths, int32_t rows,
                    int64_t a_row);
+
+/*
+ * A CSV file of its own: what made it ("# command: ..."), which FlashInfer was measured, and `head`,
+ * the line of names.
+ */
+pkv_status route_csv_open(FILE **out, const char *path, const route_times *t, const void *options,
+                          const char *head, pkv_error *err);
 
 pkv_status route_times_open_device(route_times *out, pkv_error *err);
 

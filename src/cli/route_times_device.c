@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* route_times on a GPU: sections of one graph, as in bench_device.c. */
-#include "cli/route_times.h"
+#include "cli/route_times_device.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -8,14 +8,13 @@
 
 #include "base/clock.h"
 #include "base/dtype.h"
-#include "cli/bench_device_batch.h"
-#include "measure/flashinfer_load.h"
 
-#define WARMUPS    1
-#define MOST_CALLS 24 /* layers of a section */
-#define PLAN_CALLS 8
-#define MOST       16   /* repetitions */
-#define MOST_OFF   6e-3 /* from double: outputs are f16, states f32 */
+#define WARMUPS      1
+#define MOST_CALLS   24 /* layers of a section */
+#define PLAN_CALLS   8
+#define EVENT_LAYERS 32   /* of a step */
+#define MOST         16   /* repetitions */
+#define MOST_OFF     6e-3 /* from double: outputs are f16, states f32 */
 
 typedef struct device_route {
   bool in; /* takes this batch */
@@ -62,7 +61,8 @@ static pkv_status make_plan(route_times *t, int32_t kind, pkv_error *err) {
   const bench_batch *batch = g->d.batch;
   const pkv_plan *plan;
   if (is_flashinfer(kind)) {
-    const char *why = g->flashinfer->plan(r->flashinfer, batch->lengths, g->meter->stream);
+    const char *why =
+        g->flashinfer->plan(r->flashinfer, batch->rows, batch->lengths, g->meter->stream);
     PKV_CHECK(err, why == NULL, PKV_E_DEVICE, "%s: plan: %s", pkv_cost_kind_name(kind), why);
     return PKV_OK;
   }
@@ -111,32 +111,28 @@ static pkv_status do_work(void *ctx, int32_t call, pkv_error *err) {
   return attend(w->t, w->kind, call % g->d.layers, call > 0, err);
 }
 
-/* The pages of all rows, one after another, as FlashInfer takes them: made once, not timed. */
+/* Its list of pages is made once, and not timed. */
 static pkv_status open_flashinfer(route_times *t, int32_t kind, pkv_error *err) {
-  const pkv_allocator a = pkv_allocator_default();
   device_times *g = t->state;
   device_route *r = &g->route[kind];
   const bench_batch *b = g->d.batch;
   const int32_t tokens = t->o.shape.page_tokens;
-  const size_t bytes = (size_t)b->rows * (size_t)b->max_pages * sizeof(int32_t);
-  const pkv_flashinfer_shape shape = {.tensor_cores = kind == PKV_ROUTE_FLASHINFER,
-                                      .query_heads = t->o.shape.query_heads,
-                                      .kv_heads = t->o.shape.kv_heads,
-                                      .head_dim = t->o.shape.head_dim,
-                                      .page_tokens = tokens,
-                                      .rows = b->rows};
-  int32_t *ids = pkv_alloc(&a, bytes);
-  int64_t count = 0;
-  PKV_CHECK(err, ids, PKV_E_NOMEM, "no memory for %zu bytes of pages", bytes);
+  pkv_flashinfer_shape shape = {.tensor_cores = kind == PKV_ROUTE_FLASHINFER,
+                                .query_heads = t->o.shape.query_heads,
+                                .kv_heads = t->o.shape.kv_heads,
+                                .head_dim = t->o.shape.head_dim,
+                                .page_tokens = tokens,
+                                .most_rows = b->rows};
   for (int32_t row = 0; row < b->rows; row++)
-    for (int32_t p = 0; p < (b->lengths[row] + tokens - 1) / tokens; p++)
-      ids[count++] = bench_page_in_pool(b->ids[(int64_t)row * b->max_pages + p]);
+    shape.most_pages += (b->lengths[row] + tokens - 1) / tokens;
   const char *why = g->flashinfer->create(&r->flashinfer, &shape);
   r->in = why == NULL; /* else: no kernel for the shape, or no memory */
-  if (r->in) why = g->flashinfer->pages(r->flashinfer, ids, count);
-  pkv_free(&a, ids, bytes);
-  PKV_CHECK(err, !r->in || why == NULL, PKV_E_DEVICE, "%s: %s", pkv_cost_kind_name(kind), why);
-  return r->in ? make_plan(t, kind, err) : PKV_OK;
+  if (!r->in) return PKV_OK;
+  PKV_TRY(make_plan(t, kind, err));
+  why = g->flashinfer->list(r->flashinfer, g->d.table, b->max_pages, g->d.first.pages,
+                            g->meter->stream);
+  PKV_CHECK(err, why == NULL, PKV_E_DEVICE, "%s: %s", pkv_cost_kind_name(kind), why);
+  return PKV_OK;
 }
 
 /* The plan of one kind and, by the host, its counters. in = false where the kind refuses. */
@@ -261,6 +257,24 @@ static pkv_status walls(route_times *t, route_time *times, pkv_error *err) {
   return PKV_OK;
 }
 
+/* Plan and EVENT_LAYERS layers, enqueued by the host between two events; a layer of them. */
+static pkv_status do_step(void *ctx, int32_t call, pkv_error *err) {
+  const section_work *w = ctx;
+  const device_times *g = w->t->state;
+  if (call == 0) PKV_TRY(make_plan(w->t, w->kind, err));
+  return attend(w->t, w->kind, call % g->d.layers, call > 0, err);
+}
+
+static pkv_status event_us(double *median, route_times *t, int32_t kind, pkv_error *err) {
+  device_times *g = t->state;
+  double us[MOST];
+  section_work work = {t, kind, false};
+  const pkv_meter_section section = {do_step, &work, EVENT_LAYERS};
+  PKV_TRY(g->meter->ops->events(g->meter, us, &section, WARMUPS, t->o.repeats, err));
+  *median = bench_median(us, t->o.repeats) / EVENT_LAYERS;
+  return PKV_OK;
+}
+
 static pkv_status time_all(route_times *t, route_time *times, pkv_error *err) {
   device_times *g = t->state;
   pkv_meter_section section[2 * PKV_COST_KINDS];
@@ -289,6 +303,8 @@ static pkv_status time_all(route_times *t, route_time *times, pkv_error *err) {
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
     if (g->route[kind].in && !plans_on_device(kind))
       PKV_TRY(host_plan_us(&times[kind].plan_us, t, kind, err));
+  for (int32_t kind = 1; kind < PKV_COST_KINDS && t->o.events; kind++)
+    if (g->route[kind].in) PKV_TRY(event_us(&times[kind].event_us, t, kind, err));
   return walls(t, times, err);
 }
 
@@ -323,6 +339,7 @@ static pkv_status device_run(route_times *t, route_time *times, const bench_batc
   if (!route_batch_shares(batch)) kinds &= ~(1u << PKV_ROUTE_SHARED);
   if (kinds >> PKV_ROUTE_WORKQUEUE & 1u) kinds |= 1u << PKV_COST_WORKQUEUE_FUSED;
   if (g->flashinfer) kinds |= 1u << PKV_ROUTE_FLASHINFER | 1u << PKV_COST_FLASHINFER_CORES;
+  if (t->o.only != 0) kinds &= t->o.only | 1u << PKV_ROUTE_BALANCED;
   pkv_status status = bench_device_batch_init(&g->d, g->meter, &g->pool, &g->frame, batch, err);
   for (int32_t kind = 1; kind < PKV_COST_KINDS && status == PKV_OK; kind++)
     if (kinds >> kind & 1u) status = open_route(t, kind, &times[kind], err);
@@ -349,10 +366,12 @@ static void find_flashinfer(route_times *out, device_times *g) {
   if (out->o.kv_dtype != PKV_DTYPE_F16 || s->head_dim != 128 || s->q_len != 1 || s->window != 0)
     (void)snprintf(out->no_flashinfer, sizeof out->no_flashinfer,
                    "its kernels are built for f16, head_dim 128 and one query token");
-  else if (pkv_flashinfer_load(&g->flashinfer, out->o.flashinfer, &why) != PKV_OK)
+  else if (pkv_flashinfer_open(&g->flashinfer, out->o.flashinfer, &why) != PKV_OK)
     (void)snprintf(out->no_flashinfer, sizeof out->no_flashinfer, "%s", why.text);
-  else
+  else {
+    (void)snprintf(out->flashinfer, sizeof out->flashinfer, "%s", g->flashinfer->version);
     out->profile.routes |= 1u << PKV_ROUTE_FLASHINFER;
+  }
 }
 
 pkv_status route_times_open_device(route_times *out, pkv_error *err) {
@@ -380,4 +399,9 @@ pkv_status route_times_open_device(route_times *out, pkv_error *err) {
   out->profile.routes = 0x7eu;
   find_flashinfer(out, g);
   return PKV_OK;
+}
+
+route_times_device route_times_device_of(route_times *t) {
+  device_times *g = t->state;
+  return (route_times_device){g->meter, g->flashinfer, &g->pool, &g->frame};
 }

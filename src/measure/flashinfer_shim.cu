@@ -44,14 +44,14 @@
 #include <string>
 #include <vector>
 
-#include "measure/flashinfer_shim.h"
+#include "pkv/flashinfer.h"
 
 namespace fi = flashinfer;
 
 namespace {
 
 constexpr uint32_t kHeadDim = 128;
-constexpr size_t kFloatBytes = size_t{512} << 20, kIntBytes = size_t{8} << 20;
+constexpr size_t kFloatBytes = size_t{128} << 20, kIntBytes = size_t{8} << 20;
 constexpr auto kNoRope = fi::PosEncodingMode::kNone;
 
 using Variant = fi::DefaultAttention<false, false, false, false>;
@@ -61,10 +61,10 @@ using Paged = fi::paged_kv_t<half, int32_t>;
 
 #ifdef PKV_FLASHINFER_OLD
 cudaError_t plan_tensor_cores(void *floats, void *ints, void *pinned, fi::PrefillPlanInfo &plan,
-                              int32_t *q, int32_t *kv, const pkv_flashinfer_shape &s,
+                              int32_t *q, int32_t *kv, const pkv_flashinfer_shape &s, int32_t rows,
                               cudaStream_t stream) {
-  return fi::PrefillPlan<int32_t>(floats, kFloatBytes, ints, pinned, kIntBytes, plan, q, kv, s.rows,
-                                  s.rows, s.query_heads, s.kv_heads, kHeadDim, kHeadDim,
+  return fi::PrefillPlan<int32_t>(floats, kFloatBytes, ints, pinned, kIntBytes, plan, q, kv, rows,
+                                  rows, s.query_heads, s.kv_heads, kHeadDim, kHeadDim,
                                   s.page_tokens, false, sizeof(half), stream);
 }
 
@@ -74,10 +74,10 @@ cudaError_t attend_tensor_cores(const PrefillParams &p, half *v, float *s, cudaS
 }
 #else
 cudaError_t plan_tensor_cores(void *floats, void *ints, void *pinned, fi::PrefillPlanInfo &plan,
-                              int32_t *q, int32_t *kv, const pkv_flashinfer_shape &s,
+                              int32_t *q, int32_t *kv, const pkv_flashinfer_shape &s, int32_t rows,
                               cudaStream_t stream) {
-  return fi::PrefillPlan<int32_t>(floats, kFloatBytes, ints, pinned, kIntBytes, plan, q, kv, s.rows,
-                                  s.rows, s.query_heads, s.kv_heads, kHeadDim, kHeadDim,
+  return fi::PrefillPlan<int32_t>(floats, kFloatBytes, ints, pinned, kIntBytes, plan, q, kv, rows,
+                                  rows, s.query_heads, s.kv_heads, kHeadDim, kHeadDim,
                                   s.page_tokens, false, sizeof(half), -1, -1, false, 0, 0, false,
                                   stream, sizeof(half));
 }
@@ -93,6 +93,7 @@ cudaError_t attend_tensor_cores(const PrefillParams &p, half *v, float *s, cudaS
 
 struct pkv_flashinfer {
   pkv_flashinfer_shape shape;
+  int32_t rows; /* of the plan */
   void *float_space, *int_space, *pinned;
   int32_t *indices, *indptr, *last, *q_indptr;
   std::vector<int32_t> host_indptr, host_last, host_q;
@@ -122,13 +123,15 @@ void destroy(pkv_flashinfer *h) {
 }
 
 const char *allocate(pkv_flashinfer *h) {
-  const size_t rows = static_cast<size_t>(h->shape.rows);
+  const size_t rows = static_cast<size_t>(h->shape.most_rows);
+  const size_t page_bytes = static_cast<size_t>(h->shape.most_pages) * sizeof(int32_t);
   TRY_CUDA(cudaMalloc(&h->float_space, kFloatBytes));
   TRY_CUDA(cudaMalloc(&h->int_space, kIntBytes));
   TRY_CUDA(cudaMallocHost(&h->pinned, kIntBytes));
   TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->indptr), (rows + 1) * sizeof(int32_t)));
   TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->q_indptr), (rows + 1) * sizeof(int32_t)));
   TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->last), rows * sizeof(int32_t)));
+  TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->indices), page_bytes));
   TRY_CUDA(cudaMemset(h->float_space, 0, kFloatBytes));
   h->host_indptr.resize(rows + 1);
   h->host_q.resize(rows + 1);
@@ -142,6 +145,7 @@ const char *allocate(pkv_flashinfer *h) {
 const char *create(pkv_flashinfer **out, const pkv_flashinfer_shape *s) {
   *out = nullptr;
   if (s->head_dim != static_cast<int32_t>(kHeadDim)) return "head_dim is not 128";
+  if (s->most_rows < 1 || s->most_pages < 1) return "no rows or no pages";
   const int32_t group = s->query_heads / s->kv_heads;
   if (s->tensor_cores ? group > 16 : group != 1 && group != 4 && group != 8)
     return "no kernel for this many query heads a KV head";
@@ -156,12 +160,23 @@ const char *create(pkv_flashinfer **out, const pkv_flashinfer_shape *s) {
   return text;
 }
 
-const char *pages(pkv_flashinfer *h, const int32_t *ids, int64_t count) {
-  (void)cudaFree(h->indices);
-  h->indices = nullptr;
-  const size_t bytes = static_cast<size_t>(count) * sizeof(int32_t);
-  TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->indices), bytes));
-  return text_of(cudaMemcpy(h->indices, ids, bytes, cudaMemcpyHostToDevice));
+/* A block a row. */
+__global__ void list_pages(int32_t *indices, const int32_t *indptr, const int32_t *table,
+                           int64_t stride, int64_t pages) {
+  const int32_t row = static_cast<int32_t>(blockIdx.x);
+  const int32_t first = indptr[row], count = indptr[row + 1] - first;
+  for (int32_t p = static_cast<int32_t>(threadIdx.x); p < count; p += blockDim.x) {
+    const int32_t id = table[row * stride + p];
+    indices[first + p] = id >= 0 && id < pages ? id : 0;
+  }
+}
+
+const char *list(pkv_flashinfer *h, const int32_t *table, int64_t stride, int64_t pages,
+                 void *stream) {
+  if (h->rows == 0) return "a list of pages before the plan";
+  list_pages<<<h->rows, 256, 0, static_cast<cudaStream_t>(stream)>>>(h->indices, h->indptr, table,
+                                                                     stride, pages);
+  return text_of(cudaGetLastError());
 }
 
 template <uint32_t GROUP> cudaError_t estimate_and_plan(pkv_flashinfer *h, cudaStream_t stream) {
@@ -170,24 +185,31 @@ template <uint32_t GROUP> cudaError_t estimate_and_plan(pkv_flashinfer *h, cudaS
                                                                           Variant, DecodeParams>;
   return fi::DecodePlan<kHeadDim, kNoRope, Variant, DecodeParams>(
       h->float_space, kFloatBytes, h->int_space, h->pinned, kIntBytes, h->decode,
-      h->host_indptr.data(), s.rows, s.query_heads, s.page_tokens, false, stream, estimate);
+      h->host_indptr.data(), h->rows, s.query_heads, s.page_tokens, false, stream, estimate);
 }
 
-const char *make_plan(pkv_flashinfer *h, const int32_t *seq_len, cudaStream_t stream) {
+const char *make_plan(pkv_flashinfer *h, int32_t rows, const int32_t *seq_len,
+                      cudaStream_t stream) {
   const pkv_flashinfer_shape &s = h->shape;
-  const size_t rows = static_cast<size_t>(s.rows);
-  for (int32_t row = 0; row < s.rows; row++) {
-    const int32_t count = (seq_len[row] + s.page_tokens - 1) / s.page_tokens;
-    h->host_indptr[row + 1] = h->host_indptr[row] + count;
-    h->host_last[row] = seq_len[row] - (count - 1) * s.page_tokens;
+  const size_t count = static_cast<size_t>(rows);
+  h->rows = 0;
+  if (rows < 1 || rows > s.most_rows) return "more rows than the handle was made for, or none";
+  for (int32_t row = 0; row < rows; row++) {
+    if (seq_len[row] < 1) return "a row without tokens";
+    const int32_t pages = (seq_len[row] - 1) / s.page_tokens + 1;
+    if (h->host_indptr[row] > s.most_pages - pages)
+      return "more pages than the handle was made for";
+    h->host_indptr[row + 1] = h->host_indptr[row] + pages;
+    h->host_last[row] = seq_len[row] - (pages - 1) * s.page_tokens;
   }
-  TRY_CUDA(cudaMemcpyAsync(h->indptr, h->host_indptr.data(), (rows + 1) * sizeof(int32_t),
+  h->rows = rows;
+  TRY_CUDA(cudaMemcpyAsync(h->indptr, h->host_indptr.data(), (count + 1) * sizeof(int32_t),
                            cudaMemcpyHostToDevice, stream));
-  TRY_CUDA(cudaMemcpyAsync(h->last, h->host_last.data(), rows * sizeof(int32_t),
+  TRY_CUDA(cudaMemcpyAsync(h->last, h->host_last.data(), count * sizeof(int32_t),
                            cudaMemcpyHostToDevice, stream));
   if (s.tensor_cores)
     return text_of(plan_tensor_cores(h->float_space, h->int_space, h->pinned, h->prefill,
-                                     h->host_q.data(), h->host_indptr.data(), s, stream));
+                                     h->host_q.data(), h->host_indptr.data(), s, rows, stream));
   switch (s.query_heads / s.kv_heads) {
   case 1:
     return text_of(estimate_and_plan<1>(h, stream));
@@ -198,9 +220,9 @@ const char *make_plan(pkv_flashinfer *h, const int32_t *seq_len, cudaStream_t st
   }
 }
 
-const char *plan(pkv_flashinfer *h, const int32_t *seq_len, void *stream) {
+const char *plan(pkv_flashinfer *h, int32_t rows, const int32_t *seq_len, void *stream) {
   try {
-    return make_plan(h, seq_len, static_cast<cudaStream_t>(stream));
+    return make_plan(h, rows, seq_len, static_cast<cudaStream_t>(stream));
   } catch (...) {
     return "FlashInfer's planner refused";
   }
@@ -211,7 +233,7 @@ Paged paged(const pkv_flashinfer *h, const pkv_flashinfer_call *c) {
   const bool hnd = c->token_stride < c->head_stride;
   const int64_t strides[] = {c->page_stride, hnd ? c->head_stride : c->token_stride,
                              hnd ? c->token_stride : c->head_stride};
-  return Paged(s.kv_heads, s.page_tokens, kHeadDim, s.rows,
+  return Paged(s.kv_heads, s.page_tokens, kHeadDim, h->rows,
                hnd ? fi::QKVLayout::kHND : fi::QKVLayout::kNHD, static_cast<half *>(c->k),
                static_cast<half *>(c->v), strides, h->indices, h->indptr, h->last);
 }
@@ -280,11 +302,12 @@ const char *run(pkv_flashinfer *h, const pkv_flashinfer_call *c, void *stream) {
   }
 }
 
-const pkv_flashinfer_api api = {PKV_FLASHINFER_ABI, create, destroy, pages, plan, run};
+const pkv_flashinfer_api api = {
+    PKV_FLASHINFER_ABI, PKV_FLASHINFER_VERSION, create, destroy, plan, list, run};
 
 } // namespace
 
 extern "C" __attribute__((visibility("default"))) const pkv_flashinfer_api *
-pkv_flashinfer_open(void) {
+pkv_flashinfer_module(void) {
   return &api;
 }

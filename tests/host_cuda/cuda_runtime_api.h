@@ -70,7 +70,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to);
 #define HOST_CUDA_SMS 4
 
 /* Adds microseconds to a stream's time. */
-void host_cuda_spend(cudaStream_t stream, double us);
+__attribute__((visibility("default"))) void host_cuda_spend(cudaStream_t stream, double us);
 /* Microseconds of one launch of the named kernel. */
 double host_cuda_cost(const char *kernel);
 /* Called for each vector that the null read loads; NULL: not. */

@@ -139,12 +139,20 @@ static pkv_status host_attention(struct pkv_device_plan *plan, const pkv_attenti
   return status;
 }
 
+/* Route shared is not invented here. */
+static pkv_status host_tree_parts(int32_t *parts, pkv_executor *executor, pkv_error *err) {
+  (void)executor;
+  *parts = 0;
+  return PKV_FAIL(err, PKV_E_UNSUPPORTED, "the invented device has no route shared");
+}
+
 static const pkv_device_ops device_ops = {
     .alloc = host_alloc,
     .free = host_free,
     .copy = host_copy,
     .synchronize = host_synchronize,
     .parts = host_parts,
+    .tree_parts = host_tree_parts,
     .sizes = host_sizes,
     .build = host_build,
     .reset = host_reset,

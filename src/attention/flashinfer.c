@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "measure/flashinfer_load.h"
+#include "pkv/flashinfer.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "base/status.h"
 
 #define NAME "pkv_flashinfer.so"
 
@@ -22,9 +24,10 @@ static bool beside_program(char *path, size_t bytes) {
   return length > 0 && (size_t)length < bytes && access(path, R_OK) == 0;
 }
 
-pkv_status pkv_flashinfer_load(const pkv_flashinfer_api **out, const char *path, pkv_error *err) {
+pkv_status pkv_flashinfer_open(const pkv_flashinfer_api **out, const char *path, pkv_error *err) {
   char found[600];
   pkv_flashinfer_open_fn open;
+  PKV_CHECK(err, out, PKV_E_INVALID, "out is NULL");
   *out = NULL;
   if (path == NULL || path[0] == '\0') path = beside_program(found, sizeof found) ? found : NAME;
   void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
