@@ -19,7 +19,7 @@ def batches(path):
     """[{route: row}], the rows of one batch together, in the order of the file."""
     found, key = [], None
     with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
+        for row in csv.DictReader(line for line in file if not line.startswith("#")):
             at = tuple(row[name] for name in ("trace", "seed", "active", "tokens"))
             if at != key or row["route"] in found[-1]:
                 found.append({})

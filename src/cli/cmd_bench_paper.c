@@ -136,7 +136,7 @@ static void add(paper_means *out, int32_t at, const route_time *time, int32_t st
   out->state_mib[at] += (double)time->stats.merge_state_bytes / 1048576.0 / steps;
 }
 
-/* What the seed's policies take of a batch, with the splits that they name; of flashinfer's two, the
+/* What the seed's policies take of a batch, with the splits that they name; of flashinfer's two the
    faster one. */
 static pkv_status add_policies(paper_means *out, paper *p, const bench_batch *batch,
                                const route_time *times, int32_t steps, pkv_error *err) {

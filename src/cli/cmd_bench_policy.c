@@ -26,6 +26,8 @@
    1u << PKV_COST_FLASHINFER_CORES)
 
 static const char *const device_choices[] = {"cpu", "cuda", NULL};
+static const char *const trace_choices[] = {"all",     "bucketed", "homogeneous", "bimodal",
+                                            "uniform", "zipf",     NULL};
 enum { STATIC, ROOFLINE_SEED, ROOFLINE_HERE, CALIBRATED, CALIBRATED_SEED, POLICIES };
 static const char *const policy_names[POLICIES] = {"static", "roofline, seed's", "roofline, here",
                                                    "calibrated", "calibrated, seed's"};
@@ -33,6 +35,7 @@ static const char *const policy_names[POLICIES] = {"static", "roofline, seed's",
 typedef struct policy_options {
   const char *profile, *csv, *commit, *flashinfer, *whole;
   int32_t device, threads, steps, seeds, divide, repeats, memory_mib, layers, cpu_time, most_rows;
+  int32_t trace;
 } policy_options;
 
 #define O policy_options
@@ -47,6 +50,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, whole, 0, "whole", "LIST", NULL,
              "GPU: instead of single steps decode whole traces with so many rows (1,8) by each "
              "policy: tokens a second"),
+    PKV_CHOICE(O, trace, 0, "trace", trace_choices, "all", "one of the traces only"),
     PKV_INT(O, most_rows, 0, "most-rows", "N", "64", 1, 64, "leave out larger batches"),
     PKV_INT(O, repeats, 0, "repeats", "N", "0", 0, 16, "repetitions; 0 = 3, GPU 5"),
     PKV_INT(O, layers, 0, "layers", "N", "32", 1, 1024, "layers that one plan serves"),
@@ -165,6 +169,10 @@ static pkv_status one_batch(policy_bench *b, const policy_trace *trace, int32_t 
   return status;
 }
 
+static bool asked(const policy_bench *b, int32_t kind) {
+  return b->o->trace == 0 || b->o->trace == kind + 1;
+}
+
 static pkv_status measure(policy_bench *b, pkv_error *err) {
   const int64_t start = pkv_clock_ns();
   for (int32_t r = 0; r < POLICY_ROWS; r++) {
@@ -176,6 +184,7 @@ static pkv_status measure(policy_bench *b, pkv_error *err) {
                                       .page_tokens = b->times.o.shape.page_tokens,
                                       .divide = b->divide,
                                       .seed = PKV_TRACE_SEED_HELD_OUT + (uint64_t)seed};
+          if (!asked(b, kind)) continue;
           PKV_TRY(one_batch(b, &trace, policy_rows[r], step, err));
         }
     (void)fprintf(stderr, "pkv bench policy: up to %d rows, %d batches, %.0f s\n", policy_rows[r],
@@ -372,7 +381,7 @@ static pkv_status whole_traces(policy_bench *b, pkv_error *err) {
               PKV_E_INVALID, "--whole '%s': numbers of rows from 1 to 64 like 1,8 expected",
               b->o->whole);
     for (int32_t kind = 0; kind < POLICY_TRACES; kind++)
-      PKV_TRY(whole_trace(b, (int32_t)rows, kind, err));
+      if (asked(b, kind)) PKV_TRY(whole_trace(b, (int32_t)rows, kind, err));
     at += size + (at[size] == ',');
   }
   return PKV_OK;

@@ -6,9 +6,9 @@
  * All routes of a batch are timed interleaved, after their outputs were compared: all rows with
  * balanced, and with double arithmetic all rows of a batch of at most ROUTE_CHECKED tokens
  * (ROUTE_CHECKED_CPU there), of a larger one the longest row and the shortest that fit.
- *   CPU   attend: the call, the least of the repetitions (other processes only ever add); plan: the
- *         build, likewise. Each call finds the batch at another place of a storage with a gigabyte
- *         to spare.
+ *   CPU   attend: the call, the least of the repetitions (other processes only ever add), which go
+ *         on until that time has come three times; plan: the build, likewise. Each call finds the
+ *         batch at another place of a storage with a gigabyte to spare.
  *   GPU   attend: a layer of several with caches of their own, in one graph, median;
  *         plan: on the device where it is made there (median in the graph), else building and
  *         uploading by the host's clock, waited for.
@@ -91,8 +91,8 @@ double route_error(const float *out, const float *exact, const int32_t *lengths,
                    int64_t a_row);
 
 /*
- * A CSV file of its own: what made it ("# command: ..."), which FlashInfer was measured, and `head`,
- * the line of names.
+ * A CSV file of its own: what made it ("# command: ..."), which FlashInfer was measured, and
+ * `head`, the line of names.
  */
 pkv_status route_csv_open(FILE **out, const char *path, const route_times *t, const void *options,
                           const char *head, pkv_error *err);

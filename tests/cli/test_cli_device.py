@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pkv bench attention --device cuda` on an invented device: every figure, every check, no GPU.
 
-usage: test_cli_device.py PKV_ON_INVENTED_DEVICE PKV   (see tests/host_cuda)
+usage: test_cli_device.py PKV_ON_INVENTED_DEVICE PKV INVENTED_FLASHINFER   (see tests/host_cuda)
 """
 import csv
 import json
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import unittest
 
-INVENTED, PKV = sys.argv[1], sys.argv[2]
+INVENTED, PKV, FLASHINFER = sys.argv[1:4]
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 SHAPE = ["--query-heads", "8", "--kv-heads", "2", "--head-dim", "64", "--memory", "4",
          "--repeats", "3", "--needles", "5"]
@@ -30,6 +30,12 @@ def run(*args, program=INVENTED, fault=None):
 
 def device(*args, fault=None):
     return run("--device", "cuda", *SHAPE, *args, fault=fault)
+
+
+def pkv(*args):
+    """(exit code, stdout, stderr) of one run on the invented device."""
+    done = subprocess.run([INVENTED, *args], capture_output=True, timeout=500, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 class Device(unittest.TestCase):
@@ -189,6 +195,93 @@ class Device(unittest.TestCase):
             self.assertIn("2 cells, 2 with peers, ahead of the best in 1", done.stdout)
             with open(plot, encoding="utf-8") as file:
                 self.assertIn("<svg", file.read())
+
+    def flashinfer(self, *args):
+        return device("--head-dim", "128", "--flashinfer", FLASHINFER, *args)
+
+    def test_flashinfer_is_a_route(self):
+        """The invented one takes 14 us a layer."""
+        for route, launches in (("flashinfer", 1), ("flashinfer_cores", 2)):
+            code, out, err = self.flashinfer("--lengths", "100,33,1,600", "-r", route, "--json")
+            self.assertEqual(code, 0, err)
+            rows = json.loads(out)["rows"]
+            self.assertEqual([row["route"] for row in rows], [route])
+            self.assertAlmostEqual(rows[0]["attend_us"], 14, 4)
+            self.assertEqual(rows[0]["launches"], launches)
+            self.assertLess(rows[0]["error"], 1e-3)
+            self.assertEqual(rows[0]["kv_bytes"], 734 * 2 * 2 * 128 * 2)
+        code, out, err = self.flashinfer("--lengths", "100,33", "--policy", "fixed:flashinfer")
+        self.assertEqual(code, 0, err)
+        self.assertRegex(out, r"lengths +2 +flashinfer +14\.0")
+
+    def test_flashinfer_refuses_by_name(self):
+        code, _, err = device("--lengths", "100", "-r", "flashinfer")
+        self.assertEqual(code, 1)
+        self.assertIn("FlashInfer's kernels are not here", err)
+        _, _, err = self.flashinfer("--lengths", "100,0", "-r", "flashinfer")
+        self.assertIn("flashinfer on lengths skipped: row 1 is empty", err)
+        _, _, err = device("--flashinfer", FLASHINFER, "--lengths", "100", "-r", "flashinfer")
+        self.assertIn("its kernels are built for f16 and head_dim 128", err)
+        code, _, err = run("-r", "flashinfer", program=PKV)
+        self.assertEqual(code, 2)
+        self.assertIn("--route flashinfer needs --device cuda", err)
+        code, out, _ = device("--lengths", "100,33", "--policy", "fixed:flashinfer", "--head-dim",
+                              "128")
+        self.assertEqual(code, 0)
+        self.assertIn("flashinfer is not here: FlashInfer's kernels are not here", out)
+        self.assertIn("flashinfer is not available: balanced", out)
+
+    def test_policy_commands(self):
+        """calibrate, bench policy and bench paper with FlashInfer as one of the routes."""
+        with tempfile.TemporaryDirectory() as folder:
+            profile, out_csv = os.path.join(folder, "p"), os.path.join(folder, "o.csv")
+            common = ["--device", "cuda", "--flashinfer", FLASHINFER, "--memory"]
+            code, out, err = pkv("calibrate", "--out", profile, "--query-heads", "4", "--kv-heads",
+                                 "1", "--tokens", "512", "--batches", "18", "--repeats", "1",
+                                 *common, "8")
+            self.assertEqual(code, 0, err)
+            for route in ("flashinfer", "flashinfer_cores", "workqueue_fused", "balanced"):
+                self.assertRegex(out, r"\n%s +1[34] +0\.0%%" % route)
+            code, out, err = pkv("explain", "--lens", "300,20", "--profile", profile,
+                                 "--query-heads", "4", "--kv-heads", "1", "--flashinfer",
+                                 FLASHINFER)
+            self.assertEqual(code, 0, err)
+            self.assertIn("calibrated: balanced 1", out)
+            self.assertIn("flashinfer invented's kernels are here", out)
+            common = [*common, "16", "--profile", profile, "--divide", "1024", "--seeds", "1",
+                      "--csv", out_csv]
+            code, out, err = pkv("bench", "policy", "--steps", "1", "--most-rows", "2",
+                                 "--repeats", "1", *common)
+            self.assertEqual(code, 0, err)
+            self.assertRegex(out, r"calibrated +0\.\d\d% ")
+            rows = self.policy_rows(out_csv)
+            self.assertEqual({row["route"] for row in rows if row["active"] == "2"},
+                             {*ROUTES, "flashinfer", "flashinfer_cores"})
+            code, out, err = pkv("bench", "policy", "--whole", "2,3", "--layers", "2", "--trace",
+                                 "bimodal", *common)
+            self.assertEqual(code, 0, err)
+            self.assertEqual(len([row for row in out.split("\n") if " calibrated " in row]), 2)
+            rows = self.policy_rows(out_csv)
+            self.assertEqual({row["trace"] for row in rows}, {"bimodal"})
+            self.assertEqual(len(rows), 2 * 5)  # numbers of rows, contenders
+            for row in rows:
+                self.assertGreater(int(row["tokens"]), int(row["steps"]))  # 2 rows, 1 at the end
+                self.assertLess(float(row["error"]), 1e-3)
+            self.assertEqual(pkv("bench", "policy", "--whole", "2,x", *common)[0], 1)
+            code, out, err = pkv("bench", "paper", "persistentkv", "--steps", "1", "--repeats", "1",
+                                 "--device", "cuda", "--flashinfer", FLASHINFER, "--memory", "8",
+                                 "--divide", "1024", "--seeds", "1", "--csv", out_csv)
+            self.assertEqual(code, 0, err)
+            self.assertIn("speed-up over FlashInfer invented, the better of its two", out)
+            self.assertRegex(out, r"\n +balanced +1\.2")
+            with open(out_csv, encoding="utf-8") as file:
+                self.assertIn(" persistentkv\n# flashinfer invented\n", file.read())
+            groups = [r for r in self.policy_rows(out_csv) if r["table"] == "groups"]
+            self.assertEqual({row["group"] for row in groups}, {"1", "4", "8"})
+
+    def policy_rows(self, path):
+        with open(path, encoding="utf-8") as file:
+            return list(csv.DictReader(line for line in file if not line.startswith("#")))
 
     def test_without_a_device(self):
         code, out, err = run("--device", "cuda", program=PKV)

@@ -122,7 +122,7 @@ class Policy(unittest.TestCase):
         self.assertEqual(code, 0, err)
         self.assertIn("among the seed's routes with FlashInfer", out)
         with open(file, encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+            rows = list(csv.DictReader(row for row in stream if not row.startswith("#")))
         self.assertEqual(len(rows), 3 * 5 * 2 * 5)  # rows, traces, seeds, routes
         self.assertEqual({r["seed"] for r in rows}, {"20260623", "20260624"})
         for i in range(4):  # each policy names one route of each batch
@@ -135,7 +135,7 @@ class Policy(unittest.TestCase):
                              "256", "--csv", file)  # fmt: skip
         self.assertEqual(code, 0, err)
         with open(file, encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
+            rows = list(csv.DictReader(row for row in stream if not row.startswith("#")))
         self.assertEqual({r["table"] for r in rows}, {"speedup", "counters", "splits", "groups"})
         self.assertIn("v2 policy", {r["route"] for r in rows})
         for r in rows:

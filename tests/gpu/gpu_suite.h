@@ -39,6 +39,7 @@ int gpu_suite_complaints(void);
 int gpu_suite_grid(void);
 int gpu_suite_plans(void);
 int gpu_suite_graphs(void);
+int gpu_suite_router(void);
 int gpu_suite_sanitized(void);
 int gpu_suite_streams(void);
 int gpu_suite_tree(void);

@@ -44,6 +44,7 @@ static const suite suites[] = {
     {"graphs", gpu_suite_graphs, 0},
     {"streams", gpu_suite_streams, 0},
     {"tree", gpu_suite_tree, 0},
+    {"router", gpu_suite_router, 0},
 #ifdef PKV_HAVE_CUDA
     {"dense", gpu_suite_dense, NOT_FAKE},
     {"model", gpu_suite_model, NOT_FAKE},
