@@ -700,7 +700,7 @@ class SlowReaders(unittest.TestCase):
         """Each deadline counts for its own wait alone, and is the only one that cuts."""
         names = ("header", "body", "idle", "stall")
         for name in names[:3]:
-            args = [a for n in names for a in ("--%s-timeout" % n, "1" if n == name else "60")]
+            args = [a for n in names for a in ("--%s-timeout" % n, "3" if n == name else "60")]
             server = Server("--ctx", "512", *args)
             head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n"
             links = {"header": head[:20], "body": head + b"\r\n{",
