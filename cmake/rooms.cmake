@@ -38,6 +38,14 @@ endfunction()
 # One file an instruction set: only files so named get its flags, everything else is built for the
 # baseline. On other processors such a file compiles to nothing.
 function(pkv_isa_flags target)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+    foreach(source ${ARGN})
+      if(source MATCHES "_neondot\\.c$")
+        set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
+          "-march=armv8.2-a+dotprod")
+      endif()
+    endforeach()
+  endif()
   if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     return()
   endif()

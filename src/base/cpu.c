@@ -73,8 +73,13 @@ static void detect(pkv_cpu_features *f) {
   f->avx512_bf16 = f->avx512f && bit(a, 5);
 }
 #elif defined(__aarch64__)
+#include <sys/auxv.h>
+
+#define HWCAP_DOTPROD (1ul << 20) /* HWCAP_ASIMDDP of Linux */
+
 static void detect(pkv_cpu_features *f) {
   f->neon = true; /* part of the architecture */
+  f->neon_dotprod = (getauxval(AT_HWCAP) & HWCAP_DOTPROD) != 0;
   memcpy(f->name, "aarch64", sizeof "aarch64");
 }
 #else
@@ -112,6 +117,7 @@ void pkv_cpu_describe(char *text, size_t size, const pkv_cpu_features *f) {
       {f->amx_int8, "amx_int8"},
       {f->amx_bf16, "amx_bf16"},
       {f->neon, "neon"},
+      {f->neon_dotprod, "dotprod"},
   };
   size_t used = 0;
   text[0] = '\0';

@@ -11,7 +11,7 @@ typedef struct pkv_cpu_features {
   bool sse42, avx, f16c, fma, avx2, avx_vnni;
   bool avx512f, avx512bw, avx512vl, avx512dq, avx512_vnni, avx512_bf16, avx512_fp16;
   bool amx_tile, amx_int8, amx_bf16;
-  bool neon;
+  bool neon, neon_dotprod;
   char name[64]; /* brand string */
 } pkv_cpu_features;
 

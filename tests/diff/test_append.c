@@ -18,21 +18,29 @@
 #include "support/append_case.h"
 #include "support/attn_case.h"
 
+/* In an emulator fewer cases are enough. */
+#ifdef PKV_TEST_THIN
+#define CASES 40
+#else
+#define CASES 400
+#endif
+
 static void test_random_cases(void **state) {
   (void)state;
-  static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512};
-  pkv_executor *executors[4];
+  static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512,
+                                 PKV_ISA_NEON};
+  pkv_executor *executors[5];
   pkv_rng rng;
   pkv_rng_init(&rng, 77);
-  for (int e = 0; e < 4; e++)
+  for (int e = 0; e < 5; e++)
     executors[e] = attn_executor(isas[e], 1 + e % 2);
-  for (uint64_t i = 0; i < 400; i++) {
+  for (uint64_t i = 0; i < CASES; i++) {
     const append_spec s = append_draw(&rng, i);
     append_case c;
     unsigned char *first = NULL;
     append_case_init(&c, &s);
     const pkv_append_args args = append_case_args(&c);
-    for (int e = 0; e < 4; e++) {
+    for (int e = 0; e < 5; e++) {
       pkv_error err = {0};
       if (executors[e] == NULL) continue;
       append_case_reset(&c);
@@ -47,7 +55,7 @@ static void test_random_cases(void **state) {
     free(first);
     append_case_deinit(&c);
   }
-  for (int e = 0; e < 4; e++)
+  for (int e = 0; e < 5; e++)
     pkv_executor_destroy(executors[e]);
 }
 

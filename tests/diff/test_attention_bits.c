@@ -20,7 +20,8 @@
 
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512};
+static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512,
+                               PKV_ISA_NEON};
 
 static void assert_same(const void *a, const void *b, size_t bytes, const char *what) {
   if (memcmp(a, b, bytes) == 0) return;

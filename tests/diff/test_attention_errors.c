@@ -256,7 +256,8 @@ static void test_append(void **state) {
 /* Every dtype, layout and instruction set: what is appended is what pkv_store would write. */
 static void test_append_writes(void **state) {
   (void)state;
-  static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512};
+  static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512,
+                                 PKV_ISA_NEON};
   const int32_t lens[] = {37};
   for (int i = 0; i < 4 * 4 * ATTN_LAYOUTS; i++) {
     pkv_executor *executor = attn_executor(isas[i % 4], 2);

@@ -12,7 +12,8 @@
 #include "base/dtype.h"
 #include "support/attn_case.h"
 
-static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512};
+static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512,
+                               PKV_ISA_NEON};
 #define ISAS (sizeof isas / sizeof *isas)
 
 static void run_route(attn_case *c, pkv_executor *executor, pkv_route route, uint32_t flags) {

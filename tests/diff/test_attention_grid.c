@@ -12,7 +12,8 @@
 
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512};
+static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512,
+                               PKV_ISA_NEON};
 static pkv_executor *executors[COUNT(isas)];
 
 static const int32_t pages[] = {1, 3, 16, 64, 1024};

@@ -21,7 +21,8 @@
 
 #define COUNT(a) (sizeof(a) / sizeof(a)[0])
 
-static const pkv_isa isas[] = {PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512, PKV_ISA_REFERENCE};
+static const pkv_isa isas[] = {PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512, PKV_ISA_NEON,
+                               PKV_ISA_REFERENCE};
 static const pkv_route routes[] = {PKV_ROUTE_BALANCED, PKV_ROUTE_BUCKET_EXACT,
                                    PKV_ROUTE_BUCKET_PADDED, PKV_ROUTE_SPLIT, PKV_ROUTE_WORKQUEUE};
 

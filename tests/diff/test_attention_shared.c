@@ -16,7 +16,8 @@
 
 #define COUNT(x) (sizeof(x) / sizeof(x)[0])
 
-static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512};
+static const pkv_isa isas[] = {PKV_ISA_REFERENCE, PKV_ISA_SCALAR, PKV_ISA_AVX2, PKV_ISA_AVX512,
+                               PKV_ISA_NEON};
 
 static pkv_plan_options shared_options(int32_t parts, uint32_t flags) {
   pkv_plan_options o = PKV_PLAN_OPTIONS_INIT;

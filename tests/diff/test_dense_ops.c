@@ -36,7 +36,8 @@ static int setup(void **state) {
   fixture *f = calloc(1, sizeof *f);
   f->executors[0] = executor_of(PKV_ISA_SCALAR, 1);
   f->executors[1] = executor_of(PKV_ISA_AVX2, 1);
-  f->executors[2] = executor_of(f->executors[1] ? PKV_ISA_AVX2 : PKV_ISA_SCALAR, 3);
+  if (f->executors[1] == NULL) f->executors[1] = executor_of(PKV_ISA_NEON, 1);
+  f->executors[2] = executor_of(PKV_ISA_AUTO, 3);
   f->x = calloc(ROWS * WIDTH, sizeof(float));
   f->a = calloc(ROWS * WIDTH, sizeof(float));
   f->b = calloc(ROWS * WIDTH, sizeof(float));

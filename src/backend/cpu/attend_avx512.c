@@ -6,6 +6,8 @@
  */
 #include "backend/cpu/cpu_isa.h"
 
+#if defined(__x86_64__)
+
 #include <immintrin.h>
 #include <string.h>
 
@@ -161,3 +163,5 @@ static inline void vf_transpose4(vf out[4], const float *const rows[VL], int32_t
 #define vf_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
 
 #include "backend/cpu/attend_impl.h"
+
+#endif

@@ -44,8 +44,7 @@ static pkv_status isa_from_environment(pkv_isa *isa, pkv_error *err) {
                   "PKV_CPU is \"%s\"; known are reference, scalar, avx2, avx512, neon", name);
 }
 
-/* The table of an instruction set; NULL when this build or this machine does not have it. */
-static const pkv_cpu_isa_ops *isa_table(pkv_isa isa, const pkv_cpu_features *have) {
+const pkv_cpu_isa_ops *pkv_cpu_isa_table(pkv_isa isa, const pkv_cpu_features *have) {
   if (isa == PKV_ISA_REFERENCE) return &pkv_cpu_reference_ops;
   if (isa == PKV_ISA_SCALAR) return &pkv_cpu_scalar_ops;
 #if defined(__x86_64__)
@@ -55,15 +54,20 @@ static const pkv_cpu_isa_ops *isa_table(pkv_isa isa, const pkv_cpu_features *hav
       have->avx512vl)
     return &pkv_cpu_avx512_ops;
 #endif
+#if defined(__aarch64__)
+  if (isa == PKV_ISA_NEON && have->neon) return &pkv_cpu_neon_ops;
+#endif
   (void)have;
   return NULL;
 }
 
-/* Dense kernels need one feature more than attention does. */
-static const pkv_dense_kernels *dense_table(pkv_isa isa, const pkv_cpu_features *have) {
+const pkv_dense_kernels *pkv_cpu_dense_table(pkv_isa isa, const pkv_cpu_features *have) {
 #if defined(__x86_64__)
   if (isa == PKV_ISA_AVX512 && have->avx512_vnni) return &pkv_dense_avx512vnni;
   if (isa == PKV_ISA_AVX512 || isa == PKV_ISA_AVX2) return &pkv_dense_avx2;
+#endif
+#if defined(__aarch64__)
+  if (isa == PKV_ISA_NEON) return have->neon_dotprod ? &pkv_dense_neondot : &pkv_dense_neon;
 #endif
   (void)isa;
   (void)have;
@@ -72,17 +76,17 @@ static const pkv_dense_kernels *dense_table(pkv_isa isa, const pkv_cpu_features 
 
 static pkv_status choose_isa(const pkv_cpu_isa_ops **out, const pkv_cpu_features *have, pkv_isa isa,
                              pkv_error *err) {
-  static const pkv_isa best_first[] = {PKV_ISA_AVX512, PKV_ISA_AVX2, PKV_ISA_SCALAR};
+  static const pkv_isa best_first[] = {PKV_ISA_AVX512, PKV_ISA_AVX2, PKV_ISA_NEON, PKV_ISA_SCALAR};
   if (isa == PKV_ISA_AUTO) PKV_TRY(isa_from_environment(&isa, err));
   if (isa == PKV_ISA_AUTO) {
     for (size_t i = 0; i < sizeof best_first / sizeof best_first[0]; i++) {
-      *out = isa_table(best_first[i], have);
+      *out = pkv_cpu_isa_table(best_first[i], have);
       if (*out != NULL) return PKV_OK;
     }
   }
   PKV_CHECK(err, isa >= PKV_ISA_REFERENCE && isa <= PKV_ISA_NEON, PKV_E_INVALID,
             "isa is %d, known are 0 .. %d", (int)isa, (int)PKV_ISA_NEON);
-  *out = isa_table(isa, have);
+  *out = pkv_cpu_isa_table(isa, have);
   if (*out != NULL) return PKV_OK;
   char features[128];
   pkv_cpu_describe(features, sizeof features, have);
@@ -123,7 +127,7 @@ pkv_status pkv_cpu_executor_init(pkv_executor *executor, const pkv_executor_opti
   executor->ops = &cpu_ops;
   executor->isa = ops->isa;
   executor->isa_ops = ops;
-  ((pkv_cpu_state *)executor->device_state)->dense = dense_table(ops->isa, &have);
+  ((pkv_cpu_state *)executor->device_state)->dense = pkv_cpu_dense_table(ops->isa, &have);
   return PKV_OK;
 }
 

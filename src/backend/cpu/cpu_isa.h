@@ -112,8 +112,18 @@ extern const pkv_cpu_isa_ops pkv_cpu_reference_ops, pkv_cpu_scalar_ops;
 #if defined(__x86_64__)
 extern const pkv_cpu_isa_ops pkv_cpu_avx2_ops, pkv_cpu_avx512_ops;
 #endif
+#if defined(__aarch64__)
+extern const pkv_cpu_isa_ops pkv_cpu_neon_ops;
+#endif
 
 struct pkv_dense_kernels;
+struct pkv_cpu_features;
+
+/* What runs on a machine of these features: the attention of an instruction set (NULL: not in this
+   build, or not on that machine), and its products, of which some need one feature more. */
+const pkv_cpu_isa_ops *pkv_cpu_isa_table(pkv_isa isa, const struct pkv_cpu_features *have);
+const struct pkv_dense_kernels *pkv_cpu_dense_table(pkv_isa isa,
+                                                    const struct pkv_cpu_features *have);
 
 /* CPU part of an executor, behind device_state: scratch of every worker, in one block. */
 typedef struct pkv_cpu_state {

@@ -52,6 +52,19 @@ extern const pkv_dense_kernels pkv_dense_scalar;
 #if defined(__x86_64__)
 extern const pkv_dense_kernels pkv_dense_avx2, pkv_dense_avx512vnni;
 #endif
+#if defined(__aarch64__)
+extern const pkv_dense_kernels pkv_dense_neon, pkv_dense_neondot; /* with the byte dot product */
+#endif
+
+/* The scalar table's, for others: compilers for AArch64 make NEON of them by themselves. */
+void pkv_dense_dequantize_scalar(float *y, const pkv_weight *w, int64_t row, int64_t k0,
+                                 int64_t count, float scale);
+void pkv_dense_rms_norm_scalar(float *y, const float *x, const float *weight, int64_t n, float eps);
+void pkv_dense_rope_adjacent_scalar(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
+                                    const float *cs);
+void pkv_dense_swiglu_scalar(float *y, const float *gate, const float *up, int64_t count);
+void pkv_dense_geglu_scalar(float *y, const float *gate, const float *up, int64_t count);
+void pkv_dense_add_scalar(float *y, const float *x, int64_t count);
 
 /* The kernels of an executor's instruction set. */
 const pkv_dense_kernels *pkv_dense_kernels_of(const pkv_executor *executor);

@@ -124,8 +124,8 @@ static float load_float(const unsigned char *row, pkv_wtype type, int64_t i) {
   return f;
 }
 
-static void scalar_dequantize(float *y, const pkv_weight *w, int64_t row, int64_t k0, int64_t count,
-                              float scale) {
+void pkv_dense_dequantize_scalar(float *y, const pkv_weight *w, int64_t row, int64_t k0,
+                                 int64_t count, float scale) {
   const unsigned char *src = (const unsigned char *)w->data + row * w->row_bytes;
   int64_t elements = 1, bytes = 4;
   (void)pkv_dense_block(w->type, &elements, &bytes);
@@ -211,7 +211,7 @@ static void scalar_tile_f32(const pkv_dense_job *job, int64_t col0, int64_t col1
       for (int64_t k0 = 0; k0 < x->k; k0 += CHUNK) {
         const int64_t count = x->k - k0 < CHUNK ? x->k - k0 : CHUNK;
         float weights[CHUNK];
-        scalar_dequantize(weights, &job->p->w, col, k0, count, 1.0f);
+        pkv_dense_dequantize_scalar(weights, &job->p->w, col, k0, count, 1.0f);
         for (int64_t r = 0; r < rows; r++) {
           const float *xr = x->x + (first + r) * x->x_stride + k0;
           for (int64_t i = 0; i < count; i++) {
@@ -226,7 +226,8 @@ static void scalar_tile_f32(const pkv_dense_job *job, int64_t col0, int64_t col1
   }
 }
 
-static void scalar_rms_norm(float *y, const float *x, const float *weight, int64_t n, float eps) {
+void pkv_dense_rms_norm_scalar(float *y, const float *x, const float *weight, int64_t n,
+                               float eps) {
   double lanes[8] = {0.0};
   for (int64_t i = 0; i < n; i++)
     lanes[i & 7] += (double)x[i] * (double)x[i];
@@ -237,8 +238,8 @@ static void scalar_rms_norm(float *y, const float *x, const float *weight, int64
     y[i] = x[i] * scale * weight[i];
 }
 
-static void scalar_rope_adjacent(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
-                                 const float *cs) {
+void pkv_dense_rope_adjacent_scalar(float *x, int32_t heads, int32_t head_dim, int32_t rope_dim,
+                                    const float *cs) {
   for (int32_t h = 0; h < heads; h++) {
     float *head = x + (int64_t)h * head_dim;
     for (int32_t i = 0; i < rope_dim; i += 2) {
@@ -249,22 +250,28 @@ static void scalar_rope_adjacent(float *x, int32_t heads, int32_t head_dim, int3
   }
 }
 
-static void scalar_swiglu(float *y, const float *gate, const float *up, int64_t count) {
+void pkv_dense_swiglu_scalar(float *y, const float *gate, const float *up, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     y[i] = gate[i] / (1.0f + pkv_exp_clamped(-gate[i])) * up[i];
   }
 }
 
-static void scalar_geglu(float *y, const float *gate, const float *up, int64_t count) {
+void pkv_dense_geglu_scalar(float *y, const float *gate, const float *up, int64_t count) {
   for (int64_t i = 0; i < count; i++)
     y[i] = pkv_gelu_tanh(gate[i]) * up[i];
 }
 
-static void scalar_add(float *y, const float *x, int64_t count) {
+void pkv_dense_add_scalar(float *y, const float *x, int64_t count) {
   for (int64_t i = 0; i < count; i++)
     y[i] += x[i];
 }
 
-const pkv_dense_kernels pkv_dense_scalar = {
-    scalar_quantize,      scalar_tile_f32, scalar_tile_i8, scalar_dequantize, scalar_rms_norm,
-    scalar_rope_adjacent, scalar_swiglu,   scalar_geglu,   scalar_add};
+const pkv_dense_kernels pkv_dense_scalar = {scalar_quantize,
+                                            scalar_tile_f32,
+                                            scalar_tile_i8,
+                                            pkv_dense_dequantize_scalar,
+                                            pkv_dense_rms_norm_scalar,
+                                            pkv_dense_rope_adjacent_scalar,
+                                            pkv_dense_swiglu_scalar,
+                                            pkv_dense_geglu_scalar,
+                                            pkv_dense_add_scalar};
