@@ -389,7 +389,7 @@ typedef enum pkv_route {
   PKV_ROUTE_BALANCED = 5,
   /* `balanced` over a tree of shared prefixes, each read once (pkv_plan_build_shared). */
   PKV_ROUTE_SHARED = 6,
-  PKV_ROUTE_FLASHINFER = 7 /* FlashInfer's kernels where installed: not in this version */
+  PKV_ROUTE_FLASHINFER = 7 /* FlashInfer's kernels where installed: pkv/router.h alone runs it */
 } pkv_route;
 
 PKV_API const char *pkv_route_name(pkv_route route); /* "balanced"; "?" for an unknown value */
