@@ -427,8 +427,7 @@ typedef struct pkv_plan_options {
   int32_t chunk_tokens;  /* batch-invariant: absolute chunk, a multiple of 64; 0 = 512 */
   /* balanced: integer cost of 64 tokens of a row and KV head; 0 = 8 (shared: 64) ... */
   uint32_t tile_cost;
-  /* ... and of starting a (row, KV head) segment, a 16th without tokens; 0 = 4 (shared: 32) */
-  uint32_t segment_cost;
+  uint32_t segment_cost; /* ... and of starting a (row, KV head) segment; 0 = 4 (shared: 32) */
   /*
    * shared: 64 tokens of a node and KV head for up to 128 query rows (0 = tile_cost), and for each
    * batch row among them (0 = 0); starting such a segment (0 = 2 * segment_cost); writing and

@@ -8,9 +8,8 @@
  *              64, or chunk_tokens in batch-invariant mode. The first token that its first query
  *              sees is f = max(0, L - q_len + 1 - window) with a window, else 0. The row reads
  *              units first = floor(f / unit_tokens) .. ceil(L / unit_tokens) - 1; none if L = 0.
- *   cost       A segment (row, KV head) costs segment_cost + units * unit_cost. Without units it
- *              costs ceil(segment_cost / 16): its zeros have to be stored, no more.
- *              unit_cost = tile_cost * unit_tokens / 64.
+ *   cost       A segment (row, KV head) costs segment_cost + units * unit_cost, also with no units:
+ *              its zeros have to be stored. unit_cost = tile_cost * unit_tokens / 64.
  *   line       Segments lie on a line of costs ordered by row, KV head; inside a segment first its
  *              segment_cost, then its units. row_cost[r] = costs of all rows before r.
  *   cuts       Cut p = 1 .. parts-1 lies at c = floor(p * total / parts). Its row is the last with
@@ -77,11 +76,7 @@ static inline PKV_HD int32_t pkv_core_units(const pkv_plan_core *core, int32_t l
   return (int32_t)(pkv_core_div_up(length, core->unit_tokens) - pkv_core_first_unit(core, length));
 }
 
-/* segment_cost over that of a segment without units. */
-#define PKV_PLAN_EMPTY_SHARE 16
-
 static inline PKV_HD int64_t pkv_core_segment(const pkv_plan_core *core, int32_t units) {
-  if (units == 0) return pkv_core_div_up(core->segment_cost, PKV_PLAN_EMPTY_SHARE);
   return core->segment_cost + units * core->unit_cost;
 }
 

@@ -52,11 +52,7 @@ static int64_t part_cost(const pkv_tree_core *t, const pkv_tree_view *v, int32_t
     pkv_private_cursor at = v->private_cursors[half];
     pkv_private_piece piece;
     while (pkv_tree_next_private_piece(&piece, v, &at, &v->private_cursors[half + 1])) {
-      const pkv_tree_rank *rank = &v->ranks[piece.rank];
-      if (rank->units == 0)
-        cost += pkv_core_segment(&t->core, 0);
-      else if (piece.unit_begin == rank->first_unit)
-        cost += t->core.segment_cost;
+      if (piece.unit_begin == v->ranks[piece.rank].first_unit) cost += t->core.segment_cost;
       cost += (piece.unit_end - piece.unit_begin) * t->core.unit_cost;
     }
   }

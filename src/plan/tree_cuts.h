@@ -6,7 +6,8 @@
  * The definition
  *   node line     Segments (node, KV head, tile) in that order. One costs node_segment_cost + units
  *                 * (node_unit_cost + its ranks * rank_unit_cost).
- *   private line  Segments (rank, KV head), whose costs are those of plan_core.h.
+ *   private line  Segments (rank, KV head). One costs segment_cost + units * unit_cost, also
+ *                 without units.
  *   cuts          The lines follow each other; cut p = 0 .. parts lies at c = floor(p * total /
  *                 parts). Node cursor p: min(c, node line's cost) on the node line. Private cursor
  *                 2p: max(0, c - node line's cost) on the private line; cursor 2p + 1: the middle,

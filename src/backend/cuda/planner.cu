@@ -228,9 +228,8 @@ static __device__ __forceinline__ uint32_t quick_units(const struct pkv_plan &h,
   return (((uint32_t)len + 63) >> 6) - ((uint32_t)first >> 6);
 }
 
-static __device__ __forceinline__ uint32_t quick_segment(const struct pkv_plan &h, uint32_t units) {
-  if (units == 0) return (h.segment_cost + PKV_PLAN_EMPTY_SHARE - 1) / PKV_PLAN_EMPTY_SHARE;
-  return h.segment_cost + units * h.unit_cost;
+static __device__ __forceinline__ uint32_t quick_segment(const struct pkv_plan &h, int32_t len) {
+  return h.segment_cost + quick_units(h, len) * h.unit_cost;
 }
 
 /* The warps that cut meet; the others are copying. */
@@ -275,7 +274,7 @@ static __device__ __forceinline__ uint32_t quick_rows(const planner_args &a, uns
 #pragma unroll 1
   for (int row = from; row < to; ++row) {
     row_cost[row] = make_uint2(sum, 0);
-    sum += (uint32_t)h.kv_heads * quick_segment(h, quick_units(h, seq_len[row]));
+    sum += (uint32_t)h.kv_heads * quick_segment(h, seq_len[row]);
   }
   uint32_t inclusive = scan_warp(sum, lane);
   if (lane == 31) sums[warp] = inclusive;
@@ -310,7 +309,7 @@ static __device__ __forceinline__ quick_cursor quick_cut(const struct pkv_plan &
       high = middle;
   }
   const uint32_t units = quick_units(h, seq_len[low]), in_row = c - row_cost[low].x;
-  const uint32_t segment = quick_segment(h, units);
+  const uint32_t segment = h.segment_cost + units * h.unit_cost;
   uint32_t head = in_row / segment, unit = 0;
   const int32_t x = (int32_t)(in_row - head * segment - h.segment_cost);
   if (x > 0) unit = (2 * (uint32_t)x + h.unit_cost) / (2 * h.unit_cost);
