@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define HELP_WIDTH  80
-#define HELP_COLUMN 30
+#define HELP_WIDTH    80
+#define HELP_COLUMN   30
+#define CHOICES_WIDTH 70 /* of values beside an option's name */
 
 static const char *const exit_codes[][2] = {
     {"0", "success"},
@@ -75,15 +76,29 @@ static void note_text(char *text, size_t size, const pkv_option *o) {
     (void)snprintf(text, size, " (default %s)", o->fallback);
 }
 
+/* "; one of a, b, c" for values that are too many to stand beside the option's name. */
+static void move_choices(char *text, size_t size, const pkv_option *o) {
+  size_t used = (size_t)snprintf(text, size, "; one of ");
+  for (int i = 0; o->choices[i] != NULL && used < size; i++) {
+    const int n = snprintf(text + used, size - used, "%s%s", i == 0 ? "" : ", ", o->choices[i]);
+    used += n > 0 ? (size_t)n : 0;
+  }
+}
+
 static void print_option(const pkv_option *o) {
-  char left[320], value[280], note[80], help[512];
+  char left[320], value[280], note[80], choices[280], help[1024];
   value_text(value, sizeof value, o);
   note_text(note, sizeof note, o);
+  choices[0] = '\0';
+  if (o->type == PKV_OPTION_CHOICE && strlen(value) > CHOICES_WIDTH) {
+    move_choices(choices, sizeof choices, o);
+    (void)snprintf(value, sizeof value, " NAME");
+  }
   if (o->letter != 0)
     (void)snprintf(left, sizeof left, "  -%c, --%s%s", o->letter, o->name, value);
   else
     (void)snprintf(left, sizeof left, "      --%s%s", o->name, value);
-  (void)snprintf(help, sizeof help, "%s%s", o->help, note);
+  (void)snprintf(help, sizeof help, "%s%s%s", o->help, choices, note);
   (void)printf("%s", left);
   if ((int)strlen(left) > HELP_COLUMN - 2)
     (void)printf("\n%*s", HELP_COLUMN, "");

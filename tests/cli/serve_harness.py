@@ -3,6 +3,7 @@
 
 Any test fails whose server logged a warning, an error, or something that is no record of the log,
 a sanitizer's report among it."""
+import atexit
 import http.client
 import json
 import os
@@ -31,6 +32,8 @@ class Server:
         self.process = subprocess.Popen([PKV, "serve", *model, "--port", "0", *args],
                                         stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
                                         env=dict(os.environ, **(env or {})))
+        # A test that fails before end() must leave nothing running: it would hold ctest's pipe.
+        atexit.register(self.process.kill)
         line = self.process.stderr.readline().decode()
         found = re.search(r"listening on http://127\.0\.0\.1:(\d+)", line)
         if not found:
