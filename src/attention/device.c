@@ -117,7 +117,8 @@ static pkv_status create(pkv_device_plan *plan, const pkv_device_ops *ops, pkv_e
       pkv_alloc_zeroed(&plan->executor->allocator, (size_t)plan->launch_room, sizeof *plan->launch);
   PKV_CHECK(err, plan->launch, PKV_E_NOMEM, "%d launches of the plan", plan->launch_room);
   PKV_TRY(allocate(plan, ops, slot_bytes, err));
-  return ops->reset(plan, NULL, err);
+  PKV_TRY(ops->reset(plan, NULL, err));
+  return ops->synchronize(plan->executor, NULL, err);
 }
 
 pkv_status pkv_device_plan_create(pkv_device_plan **out, pkv_executor *executor,
@@ -218,6 +219,14 @@ static pkv_status check_upload(const pkv_device_plan *to, const struct pkv_plan 
   return PKV_OK;
 }
 
+/* A line is built on the device, where lengths beyond its limit are cut. */
+static bool line_takes(const pkv_device_plan *to, const struct pkv_plan *plan) {
+  const int32_t *const seq_len = pkv_plan_at(plan, plan->seq_len_at);
+  for (int32_t row = 0; row < plan->rows; row++)
+    if (seq_len[row] > to->limits.max_seq_len) return false;
+  return true;
+}
+
 pkv_status pkv_device_plan_upload(pkv_device_plan *out, const pkv_plan *plan, void *stream,
                                   pkv_error *err) {
   PKV_CHECK(err, out, PKV_E_INVALID, "out is NULL");
@@ -230,7 +239,8 @@ pkv_status pkv_device_plan_upload(pkv_device_plan *out, const pkv_plan *plan, vo
          (size_t)plan->launches * sizeof *out->launch);
   PKV_TRY(ops->copy(out->executor, out->plan, plan, (size_t)plan->plan_bytes, stream, err));
   PKV_TRY(ops->reset(out, stream, err));
-  if (out->line)
+  if (out->line) out->line->built = 0; /* then the tree serves batches that share nothing, too */
+  if (out->line && line_takes(out, plan))
     PKV_TRY(pkv_device_plan_build(
         out->line, plan->rows,
         (const int32_t *)(const void *)((const unsigned char *)out->plan + plan->seq_len_at),

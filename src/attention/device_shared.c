@@ -6,6 +6,7 @@
 
 #include "base/status.h"
 #include "pkv/device.h"
+#include "plan/plan_core.h"
 #include "plan/plan_prepare.h"
 
 /*
@@ -29,6 +30,7 @@ static void set_costs(pkv_plan_options *o) {
 static pkv_status create_line(pkv_device_plan *plan, pkv_error *err) {
   const pkv_shape *s = &plan->shape;
   const bool plain = s->q_len == 1 && s->query_heads / s->kv_heads <= 8 && s->window == 0 &&
+                     plan->options.parts <= PKV_PLAN_MAX_PARTS / 2 &&
                      !(plan->options.flags & PKV_PLAN_BATCH_INVARIANT);
   if (!plain) return PKV_OK;
   pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;

@@ -106,6 +106,7 @@ static bool enter_rule(pkv_machine *m, const pkv_program_node *n, int32_t stack)
 /* Follows what needs no byte, from all that waits. */
 static bool close_ways(pkv_machine *m, bool *may_end) {
   while (m->work_count > 0) {
+    if (++m->steps > PKV_MACHINE_STEPS) return false;
     const pkv_way at = m->work[--m->work_count];
     const pkv_program_node *const n = &m->program->nodes[at.node];
     int32_t stack = at.stack;
@@ -189,6 +190,7 @@ bool pkv_machine_begin(pkv_machine_state *state, pkv_machine *machine) {
   pkv_machine *const m = machine;
   for (int attempt = 0; attempt < 2; attempt++) {
     m->work_count = 0;
+    m->steps = 0;
     (void)push(m, m->program->start, 0);
     const int32_t id = settle(m);
     if (id >= 0) {
@@ -204,11 +206,13 @@ bool pkv_machine_feed(pkv_machine_state *state, pkv_machine *machine, const char
                       size_t count) {
   pkv_machine *const m = machine;
   int32_t at = state->id;
+  m->steps = 0;
   for (size_t i = 0; i < count; i++) {
     const int class = m->program->class_of[(unsigned char)bytes[i]];
     int32_t to = go(m, at, class);
     if (to < 0) {
       at = forget_others(m, at);
+      m->steps = 0;
       to = go(m, at, class);
     }
     if (to < 0) return false;
@@ -238,6 +242,7 @@ static bool walk(pkv_machine *m, uint64_t *bits, int32_t id) {
   const uint8_t *const class_of = m->program->class_of;
   const size_t classes = (size_t)m->program->class_count;
   int32_t at[PKV_TRIE_DEPTH + 1];
+  m->steps = 0;
   at[0] = id;
   memset(bits, 0, m->mask_words * sizeof *bits);
   for (int32_t i = 0; i < t->node_count;) {

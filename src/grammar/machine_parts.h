@@ -12,6 +12,7 @@
 #define PKV_MACHINE_FRAMES (1 << 17)
 #define PKV_MACHINE_FOUND  4096 /* ways of one state */
 #define PKV_MACHINE_WORK   (1 << 15)
+#define PKV_MACHINE_STEPS  (1 << 22) /* without a byte, of one mask or one token */
 #define PKV_MACHINE_MASKS  32
 #define PKV_STATE_SLOTS    16384
 #define PKV_STACK_SLOTS    (1 << 17)
@@ -56,6 +57,7 @@ struct pkv_machine {
   const pkv_token_trie *trie;
   uint64_t epoch, uses;
   uint32_t step;
+  int32_t steps; /* without a byte, since the mask or token began */
   pkv_state *states;
   pkv_way *ways;
   uint16_t *next;        /* [states, classes] */

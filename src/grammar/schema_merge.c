@@ -62,8 +62,20 @@ const json_t *pkv_schema_target(pkv_schema_reader *r, const json_t *ref,
   return target;
 }
 
+/* What a made schema holds counts as well: each copy of a long list is work, and memory. */
+static int weight_of(const json_t *made) {
+  static const char *const lists[] = {"properties", "required", "enum", "type"};
+  size_t items = json_object_size(made);
+  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+    const json_t *const list = get(made, lists[i]);
+    items += json_is_object(list) ? json_object_size(list) : json_array_size(list);
+  }
+  return 1 + (int)(items / 16);
+}
+
 static json_t *keep(pkv_schema_reader *r, json_t *made) {
-  if (++r->work > PKV_SCHEMA_WORK)
+  r->work += weight_of(made);
+  if (r->work > PKV_SCHEMA_WORK)
     (void)pkv_syntax_fail(r->tree, PKV_E_LIMIT, "the schema comes to more than %d schemas",
                           PKV_SCHEMA_WORK);
   if (made == NULL || json_array_append_new(r->made, made) != 0)

@@ -176,7 +176,7 @@ int32_t pkv_syntax_repeat(pkv_syntax *tree, int32_t a, int32_t least, int32_t mo
     return pkv_syntax_fail(tree, PKV_E_LIMIT, "a repetition of more than %d times",
                            PKV_GRAMMAR_REPEAT);
   if (most >= 0 && least > most) return pkv_syntax_none(tree);
-  if (most == 0) return pkv_syntax_empty(tree);
+  if (most == 0 || kind_of(tree, a) == PKV_SYNTAX_EMPTY) return pkv_syntax_empty(tree);
   if (least == 1 && most == 1) return a;
   return add_node(tree, PKV_SYNTAX_REPEAT, a, least, most);
 }

@@ -9,7 +9,6 @@
 #include "base/log.h"
 #include "base/json_bounds.h"
 
-#define MAX_MESSAGES    4096
 #define MAX_JSON_VALUES 262144
 
 bool pkv_api_refuse(pkv_api_error *error, int http, const char *code, const char *param,
@@ -214,9 +213,9 @@ bool pkv_api_read_messages(pkv_tokens *out, pkv_api_error *error, const pkv_mode
   const json_t *const list = pkv_api_field(root, "messages");
   if (list == NULL) return pkv_api_refuse(error, 400, "missing", "messages", "messages is missing");
   const size_t count = json_array_size(list);
-  if (!json_is_array(list) || count < 1 || count > MAX_MESSAGES)
+  if (!json_is_array(list) || count < 1 || count > PKV_API_MESSAGES)
     return pkv_api_refuse(error, 400, "invalid_type", "messages",
-                          "messages must be a list of 1 to %d messages", MAX_MESSAGES);
+                          "messages must be a list of 1 to %d messages", PKV_API_MESSAGES);
   pkv_message *const messages = pkv_alloc_zeroed(&a, count, sizeof *messages);
   if (messages == NULL) return pkv_api_refuse_tokens(error, PKV_E_NOMEM, "messages", "");
   pkv_buffer joined;

@@ -7,6 +7,8 @@
 
 #include "server/api_request.h"
 
+#define PKV_API_MESSAGES 4096 /* of one conversation */
+
 /* The body as JSON within the server's bounds, to be released; NULL: refused. */
 json_t *pkv_api_parse(pkv_api_error *error, const char *body, size_t bytes);
 /* A field that is null is absent: NULL. */

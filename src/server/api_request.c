@@ -313,6 +313,10 @@ static bool check_lengths(pkv_api_request *out, pkv_api_error *error, int32_t lo
                             "%s has %zu tokens; with an answer at most %d fit", param, count,
                             (int)longest);
   }
+  if (out->job.request.min_tokens > out->job.request.max_tokens)
+    return pkv_api_refuse(error, 400, "out_of_range", "min_tokens",
+                          "min_tokens is %d, more than the %d tokens that the answer may have",
+                          (int)out->job.request.min_tokens, (int)out->job.request.max_tokens);
   if (out->prompt_count * out->job.n > PKV_CHOICES)
     return pkv_api_refuse(error, 400, "out_of_range", "n",
                           "a request may ask for %d answers, all its prompts together",

@@ -239,6 +239,7 @@ static json_t *plain_conversation(const pkv_tools *tools, const json_t *root) {
     told = NULL;
     (void)json_array_append_new(turns, turn);
   }
+  json_decref(told); /* where there are no messages */
   return json_pack("{s:o}", "messages", turns);
 }
 
@@ -275,8 +276,10 @@ bool pkv_tools_prompt(pkv_tokens *out, pkv_api_error *error, const pkv_model *mo
   pkv_error err = {PKV_OK, "", ""};
   pkv_buffer text;
   *out = (pkv_tokens){NULL, 0};
-  if (!json_is_array(pkv_api_field(root, "messages")))
-    return pkv_api_refuse(error, 400, "missing", "messages", "messages must be a list");
+  const size_t count = json_array_size(pkv_api_field(root, "messages")); /* no list: 0 */
+  if (count < 1 || count > PKV_API_MESSAGES)
+    return pkv_api_refuse(error, 400, "invalid_type", "messages",
+                          "messages must be a list of 1 to %d messages", PKV_API_MESSAGES);
   pkv_buffer_init(&text, PROMPT_BYTES, NULL);
   pkv_status status = pkv_json_append(&text, conversation(tools, root), &err);
   if (status == PKV_OK) status = pkv_tokens_from_chat_json(out, model, text.data, text.size, &err);

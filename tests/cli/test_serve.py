@@ -291,6 +291,7 @@ class Serve(unittest.TestCase):
         good = {"prompt": "a", "max_tokens": 1, "temperature": 0}
         for name, values in (
                 ("max_tokens", (0, -1, -2**31, 2**31, 2**53 + 1, "5", True, 1.5, [])),
+                ("min_tokens", (2, -1, "1")),
                 ("temperature", (-1, 101, "0", True, {})),
                 ("top_p", (0, -0.1, 1.1, "1")), ("top_k", (-2, 2**40, 0.5)),
                 ("seed", (1.5, "7", 1e30)), ("n", (0, 17, 10**9)), ("best_of", (2,)),
@@ -299,7 +300,10 @@ class Serve(unittest.TestCase):
                 ("model", (5,)),
                 ("logprobs", (6, -1, True)),
                 ("response_format", (5, {}, {"type": "xml"}, {"type": "json_schema"},
-                                     {"type": "json_schema", "json_schema": {"schema": 5}})),
+                                     {"type": "json_schema", "json_schema": {"schema": 5}},
+                                     {"type": "json_schema", "json_schema": {"schema": {
+                                         "properties": {str(i): {} for i in range(1000)},
+                                         "allOf": [{}] * 1000}}})),
                 ("grammar", (5, "root ::= root", "root ::= " + "(" * 60000)),
                 ("json_schema", (5, {"type": "invalid"}, {"not": {}}, "{", {"pattern": "foo**"},
                                  {"pattern": "["})),
@@ -433,6 +437,7 @@ class Serve(unittest.TestCase):
                 ({"tools": [function], "tool_choice": {"type": "function", "function": {
                     "name": "g"}}}, "tool_choice"),
                 ({"tool_choice": "required"}, "tool_choice"),
+                ({"tools": [function], "messages": []}, "messages"),
                 ({"tools": [function], "parallel_tool_calls": 1}, "parallel_tool_calls"),
                 ({"tools": [function], "tool_choice": "required",
                   "response_format": {"type": "json_object"}}, "tool_choice"),

@@ -123,6 +123,24 @@ static void test_hostile(void **state) {
   expect(&d, "w19999", GRAMMAR_DONE);
   expect(&d, "w2", GRAMMAR_DEAD);
   grammar_close(&d);
+  at = (size_t)snprintf(text, sizeof text, "root ::= "); /* nothing, very often */
+  for (int i = 0; i < 20000; i++)
+    at += (size_t)snprintf(text + at, sizeof text - at, "(){65536} ");
+  (void)snprintf(text + at, sizeof text - at, "\"a\"");
+  grammar_open(&d, text, NULL);
+  if (d.status != PKV_OK) fail_msg("%s", d.err.text);
+  expect(&d, "a", GRAMMAR_DONE);
+  grammar_close(&d);
+  /* Ways without a byte, in each new state again: either it is told, or the answer is right. */
+  at = (size_t)snprintf(text, sizeof text, "root ::= ([a-z] e)* \"a\" [a-z]{12}\ne ::= ");
+  for (int i = 0; i < 20000; i++)
+    at += (size_t)snprintf(text + at, sizeof text - at, "(|)");
+  grammar_open(&d, text, NULL);
+  pkv_machine_state many;
+  if (d.status == PKV_OK && pkv_machine_begin(&many, d.machine))
+    for (int i = 0; i < 2000; i++)
+      if (!pkv_machine_feed(&many, d.machine, "abcdefghij" + i % 10, 1)) break;
+  grammar_close(&d);
   /* Ambiguous in ever more ways: either it is told, or the answer is right. */
   grammar_open(&d, "root ::= s\ns ::= \"a\" (s | t)? (s | t)? | \"b\"\nt ::= \"a\" s t? \"b\"? s?",
                NULL);

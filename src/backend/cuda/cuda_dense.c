@@ -76,8 +76,8 @@ static pkv_status dense_graph_end(void **graph, pkv_executor *executor, void *st
   const cudaError_t e = cudaGraphInstantiate(&made, kept, 0);
   (void)cudaGraphDestroy(kept);
   if (e != cudaSuccess) return pkv_cuda_fail(err, e, "cudaGraphInstantiate");
+  *graph = made; /* the caller's, also where its upload fails */
   PKV_CUDA(err, cudaGraphUpload(made, (cudaStream_t)stream));
-  *graph = made;
   return PKV_OK;
 }
 

@@ -36,7 +36,9 @@ static pkv_status device_alloc(void **out, pkv_executor *executor, size_t bytes,
                     "cudaMalloc: %zu bytes on the device, %zu of %zu are free", bytes,
                     facts.free_bytes, facts.bytes);
   }
-  const cudaError_t zeroed = cudaMemset(*out, 0, bytes);
+  /* A stream that does not wait for the default one may use it at once. */
+  cudaError_t zeroed = cudaMemset(*out, 0, bytes);
+  if (zeroed == cudaSuccess) zeroed = cudaStreamSynchronize(NULL);
   if (zeroed != cudaSuccess) {
     device_free(executor, *out);
     *out = NULL;

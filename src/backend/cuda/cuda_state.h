@@ -38,6 +38,9 @@ static inline pkv_status pkv_cuda_launched(const pkv_executor *executor, cudaErr
                                            pkv_error *err) {
   if (e != cudaSuccess) return pkv_cuda_fail(err, e, kernel);
   if (!pkv_cuda_state_of(executor)->check) return PKV_OK;
+  enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+  e = cudaStreamIsCapturing(stream, &capturing);
+  if (e == cudaSuccess && capturing != cudaStreamCaptureStatusNone) return PKV_OK;
   e = cudaStreamSynchronize(stream);
   return e == cudaSuccess ? PKV_OK : pkv_cuda_fail(err, e, kernel);
 }

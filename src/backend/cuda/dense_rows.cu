@@ -43,10 +43,10 @@ static __global__ void __launch_bounds__(THREADS)
     dense_gate(const __grid_constant__ pkv_dense_matmul_params p) {
   dense_release();
   dense_wait();
-  const int64_t half = p.w.n / 2, at = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN;
+  const int64_t half = p.w.n / 2, at = ((int64_t)blockIdx.y * THREADS + threadIdx.x) * RUN;
   if (at >= half) return;
-  const uint16_t *gate = (const uint16_t *)p.gate_scratch + (int64_t)blockIdx.y * p.w.n + at;
-  uint16_t *to = (uint16_t *)p.y + (int64_t)blockIdx.y * p.y_stride + at;
+  const uint16_t *gate = (const uint16_t *)p.gate_scratch + (int64_t)blockIdx.x * p.w.n + at;
+  uint16_t *to = (uint16_t *)p.y + (int64_t)blockIdx.x * p.y_stride + at;
   const uint4 g = *(const uint4 *)gate, u = *(const uint4 *)(gate + half);
   uint4 out;
 #pragma unroll
@@ -65,7 +65,7 @@ extern "C" cudaError_t pkv_dense_launch_gate(const pkv_dense_matmul_params *p, i
   pkv_dense_matmul_params copy = *p;
   void *arguments[] = {&copy};
   return pkv_cuda_launch_kernel((const void *)dense_gate,
-                                dim3((unsigned)((runs + THREADS - 1) / THREADS), (unsigned)p->m),
+                                dim3((unsigned)p->m, (unsigned)((runs + THREADS - 1) / THREADS)),
                                 THREADS, 0, dependent != 0, arguments, stream);
 }
 
