@@ -139,7 +139,7 @@ static void test_hostile(void **state) {
   pkv_machine_state many;
   if (d.status == PKV_OK && pkv_machine_begin(&many, d.machine))
     for (int i = 0; i < 2000; i++)
-      if (!pkv_machine_feed(&many, d.machine, "abcdefghij" + i % 10, 1)) break;
+      if (!pkv_machine_feed(&many, d.machine, &"abcdefghij"[i % 10], 1)) break;
   grammar_close(&d);
   /* Ambiguous in ever more ways: either it is told, or the answer is right. */
   grammar_open(&d, "root ::= s\ns ::= \"a\" (s | t)? (s | t)? | \"b\"\nt ::= \"a\" s t? \"b\"? s?",
@@ -235,8 +235,8 @@ static const char *const pieces[] = {
     "\xc3",
     "\xa9",
     "\xc3\xa9",
-    "\xa9"
-    "b",
+    ("\xa9"
+     "b"),
     "a\xc3",
     "\xf0\x9f",
     "\x98\x80",
