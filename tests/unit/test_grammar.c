@@ -149,7 +149,7 @@ static void test_hostile(void **state) {
   for (int i = 0; i < 300; i++)
     if (!pkv_machine_feed(&s, d.machine, "a", 1)) break;
   grammar_close(&d);
-  assert_true(pkv_clock_ns() - begin < INT64_C(5000000000));
+  assert_true(pkv_clock_ns() - begin < INT64_C(30000000000)); /* under sanitizers, beside others */
 }
 
 /* --- random grammars ----------------------------------------------------------------------- */
