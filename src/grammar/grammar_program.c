@@ -2,6 +2,7 @@
 /* From the tree to nodes over bytes, built from their ends: what follows is known first. */
 #include "grammar/grammar_program.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/status.h"
@@ -188,24 +189,11 @@ static int32_t build_text(builder *b, const char *bytes, int32_t count, int32_t 
   return next;
 }
 
-static int compare(const word *a, const word *b) {
+static int compare_words(const void *left, const void *right) {
+  const word *const a = left, *const b = right;
   const int32_t least = a->count < b->count ? a->count : b->count;
   const int order = memcmp(a->bytes, b->bytes, (size_t)least);
   return order != 0 ? order : a->count - b->count;
-}
-
-static void sort_words(word *w, int32_t count) {
-  int32_t gap = 1;
-  while (gap < count / 3)
-    gap = gap * 3 + 1;
-  for (; gap > 0; gap /= 3)
-    for (int32_t i = gap; i < count; i++) {
-      const word moving = w[i];
-      int32_t at = i;
-      for (; at >= gap && compare(&moving, &w[at - gap]) < 0; at -= gap)
-        w[at] = w[at - gap];
-      w[at] = moving;
-    }
 }
 
 /* Sorted words, all equal up to `from`. */
@@ -259,7 +247,7 @@ static int32_t build_either(builder *b, int32_t node, int32_t next) {
     if (last) break;
   }
   if (list != NULL && b->status == PKV_OK) {
-    sort_words(list, held);
+    qsort(list, (size_t)held, sizeof *list, compare_words);
     const int32_t one = build_words(b, list, held, 0, next);
     way = way < 0 ? one : emit(b, PKV_NODE_SPLIT, one, way);
   }

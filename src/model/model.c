@@ -56,23 +56,30 @@ static pkv_status open_parts(pkv_model *m, const pkv_model_options *options, pkv
   return options->check_tensors ? pkv_weights_check(m, err) : PKV_OK;
 }
 
+/* A model with nothing in it yet. */
+static pkv_status make(pkv_model **out, const pkv_model_options *options, pkv_error *err) {
+  PKV_CHECK_STRUCT(err, options, pkv_model_options);
+  const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
+  *out = pkv_alloc_zeroed(&allocator, 1, sizeof **out);
+  PKV_CHECK(err, *out, PKV_E_NOMEM, "no memory for a model");
+  (*out)->allocator = allocator;
+  return PKV_OK;
+}
+
 static pkv_status open_any(pkv_model **out, const char *path, const void *bytes, size_t size,
                            const pkv_model_options *options, pkv_error *err) {
+  pkv_model *m = NULL;
+  pkv_status status;
   PKV_CHECK(err, out, PKV_E_INVALID, "out is NULL");
   *out = NULL;
   if (!options) options = &default_options;
-  PKV_CHECK_STRUCT(err, options, pkv_model_options);
-  const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
-  pkv_model *m = pkv_alloc_zeroed(&allocator, 1, sizeof *m);
-  PKV_CHECK(err, m, PKV_E_NOMEM, "no memory for a model");
-  m->allocator = allocator;
-  pkv_status status;
+  PKV_TRY(make(&m, options, err));
   if (!path)
-    status = pkv_gguf_open_memory(&m->gguf, bytes, size, &allocator, err);
+    status = pkv_gguf_open_memory(&m->gguf, bytes, size, &m->allocator, err);
   else if (pkv_is_folder(path))
-    status = pkv_folder_open(&m->gguf, path, options->tokenizer_only != 0, &allocator, err);
+    status = pkv_folder_open(&m->gguf, path, options->tokenizer_only != 0, &m->allocator, err);
   else
-    status = pkv_gguf_open_whole(&m->gguf, path, &allocator, err);
+    status = pkv_gguf_open_whole(&m->gguf, path, &m->allocator, err);
   if (status == PKV_OK) status = pkv_lazy_trie_create(&m->lazy_trie, &m->allocator, err);
   if (status == PKV_OK) status = open_parts(m, options, err);
   if (status != PKV_OK) {
@@ -92,15 +99,11 @@ pkv_status pkv_model_open(pkv_model **out, const char *path, const pkv_model_opt
 
 pkv_status pkv_model_open_random(pkv_model **out, const char *config, int32_t on_device,
                                  const pkv_model_options *options, pkv_error *err) {
+  pkv_model *m = NULL;
   PKV_CHECK(err, out, PKV_E_INVALID, "out is NULL");
   *out = NULL;
   PKV_CHECK(err, config, PKV_E_INVALID, "config is NULL");
-  if (!options) options = &default_options;
-  PKV_CHECK_STRUCT(err, options, pkv_model_options);
-  const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
-  pkv_model *m = pkv_alloc_zeroed(&allocator, 1, sizeof *m);
-  PKV_CHECK(err, m, PKV_E_NOMEM, "no memory for a model");
-  m->allocator = allocator;
+  PKV_TRY(make(&m, options ? options : &default_options, err));
   const pkv_status status = pkv_random_open(m, config, on_device != 0, err);
   if (status != PKV_OK) {
     pkv_model_close(m);

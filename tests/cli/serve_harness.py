@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import unittest
 
 PKV, MODEL = sys.argv[1], sys.argv[2]
 HAVE_MODEL = os.access(MODEL, os.R_OK)
@@ -114,6 +115,19 @@ class Server:
                 return seen
             time.sleep(0.02)
         raise AssertionError(what + ": %r" % seen)
+
+
+class ServerCase(unittest.TestCase):
+    """Tests that share one server, which must end without a word."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server(*ARGS)
+
+    @classmethod
+    def tearDownClass(cls):
+        code, err = cls.server.end()
+        assert (code, err) == (0, ""), (code, err)
 
 
 def run_text(prompt, tokens):

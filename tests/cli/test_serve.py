@@ -18,20 +18,11 @@ import time
 import unittest
 import unittest.mock
 
-from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, Server, run_text
+from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, Server, ServerCase, run_text
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
-class Serve(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server(*ARGS)
-
-    @classmethod
-    def tearDownClass(cls):
-        code, err = cls.server.end()
-        assert (code, err) == (0, ""), (code, err)
-
+class Serve(ServerCase):
     def tearDown(self):
         """Whatever a test did, the server is whole after it."""
         self.assertEqual(self.server.request("GET", "/health")[0], 200)

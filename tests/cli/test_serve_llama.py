@@ -9,7 +9,7 @@ import threading
 import time
 import unittest
 
-from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, Server
+from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, Server, ServerCase
 
 PROMPTS = ["I believe the meaning of life is", "Write another poem.", "The sky is blue and",
            "What is an engine?", "Once upon a time there was a cat", "1, 2, 3, 4,"]
@@ -31,16 +31,7 @@ def at_once(calls):
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
-class One(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.server = Server(*ARGS)
-
-    @classmethod
-    def tearDownClass(cls):
-        code, err = cls.server.end()
-        assert (code, err) == (0, ""), (code, err)
-
+class One(ServerCase):
     def complete(self, **fields):
         status, answer = self.server.post("/completion", fields)
         self.assertEqual(status, 200, answer)

@@ -113,6 +113,20 @@ void drive_equal(const drive_answer *a, const drive_answer *b, const char *what)
   assert_int_equal(a->finish, b->finish);
 }
 
+size_t drive_text(char *out, size_t size, const pkv_model *model, const drive_answer *answer) {
+  size_t at = 0;
+  for (int32_t i = 0; i < answer->count; i++) {
+    const char *text = NULL;
+    size_t bytes = 0;
+    assert_int_equal(pkv_token_text(&text, &bytes, model, answer->tokens[i], 0, NULL), PKV_OK);
+    assert_true(at + bytes < size);
+    memcpy(out + at, text, bytes);
+    at += bytes;
+  }
+  out[at] = '\0';
+  return at;
+}
+
 void drive_finish(pkv_engine *engine) {
   pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
   pkv_engine_get_stats(&stats, engine);

@@ -38,6 +38,8 @@ size_t drive_step(pkv_engine *engine);
 int64_t drive_all(pkv_engine *engine, int64_t limit);
 /* Fails unless tokens, log-probabilities (bit by bit) and ends are equal. */
 void drive_equal(const drive_answer *a, const drive_answer *b, const char *what);
+/* The answer's text, with a zero behind it; its bytes. Fails where they do not fit. */
+size_t drive_text(char *out, size_t size, const pkv_model *model, const drive_answer *answer);
 /* Destroys the engine after checking that it is idle with every page free. */
 void drive_finish(pkv_engine *engine);
 

@@ -90,23 +90,9 @@ static pkv_request request_of(const world *w, const pkv_constraint *constraint, 
   return r;
 }
 
-static size_t text_of(char *out, size_t size, const pkv_model *model, const drive_answer *a) {
-  size_t at = 0;
-  for (int32_t i = 0; i < a->count; i++) {
-    const char *text = NULL;
-    size_t bytes = 0;
-    assert_int_equal(pkv_token_text(&text, &bytes, model, a->tokens[i], 0, NULL), PKV_OK);
-    assert_true(at + bytes < size);
-    memcpy(out + at, text, bytes);
-    at += bytes;
-  }
-  out[at] = '\0';
-  return at;
-}
-
 static void check_answer(const grammar_drive *d, const world *w, const drive_answer *a) {
   char text[2048];
-  const size_t bytes = text_of(text, sizeof text, w->model, a);
+  const size_t bytes = drive_text(text, sizeof text, w->model, a);
   const grammar_verdict verdict = grammar_check(d, text, bytes);
   if (a->finish == PKV_FINISH_STOP)
     assert_true(verdict == GRAMMAR_DONE || verdict == GRAMMAR_WHOLE);
@@ -197,7 +183,7 @@ static void test_ends(void **state) {
   drive_submit(engine, &r, &a);
   (void)drive_all(engine, 100);
   assert_int_equal(a.finish, PKV_FINISH_LENGTH);
-  (void)text_of(text, sizeof text, w->model, &a);
+  (void)drive_text(text, sizeof text, w->model, &a);
   assert_int_equal(strncmp(text, "a b b b", 7), 0);
   const char *const stop = "b b b";
   r.stop = &stop;
@@ -210,7 +196,7 @@ static void test_ends(void **state) {
   drive_submit(engine, &r, &a);
   (void)drive_all(engine, 100);
   assert_int_equal(a.finish, PKV_FINISH_STOP);
-  (void)text_of(text, sizeof text, w->model, &a);
+  (void)drive_text(text, sizeof text, w->model, &a);
   assert_true(strcmp(text, "yes") == 0 || strcmp(text, "no") == 0);
   r.min_tokens = 4;
   assert_int_equal(pkv_engine_submit(&id, engine, &r, &err), PKV_E_INVALID);
