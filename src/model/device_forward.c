@@ -370,30 +370,11 @@ static pkv_status check_group(const pkv_device_forward *f, const pkv_forward_bat
   return PKV_OK;
 }
 
-static pkv_status check_tokens(const pkv_device_forward *f, const pkv_forward_batch *b,
-                               pkv_error *err) {
-  PKV_CHECK(err, b->tokens >= 1 && b->tokens <= f->options.max_tokens, PKV_E_LIMIT,
-            "tokens is %d, max_tokens is %d", (int)b->tokens, (int)f->options.max_tokens);
-  PKV_CHECK(err, b->logit_count >= 0 && b->logit_count <= f->options.max_logits, PKV_E_LIMIT,
-            "logit_count is %d, max_logits is %d", (int)b->logit_count, (int)f->options.max_logits);
-  for (int32_t i = 0; i < b->tokens; i++) {
-    PKV_CHECK(err, b->ids[i] >= 0 && b->ids[i] < f->model->hp.vocab, PKV_E_RANGE,
-              "ids[%d] is %d, the vocabulary is 0..%d", (int)i, (int)b->ids[i],
-              (int)f->model->hp.vocab - 1);
-    PKV_CHECK(err, b->positions[i] >= 0 && b->positions[i] < f->options.max_seq_len, PKV_E_RANGE,
-              "positions[%d] is %d, max_seq_len is %d", (int)i, (int)b->positions[i],
-              (int)f->options.max_seq_len);
-  }
-  for (int32_t i = 0; i < b->logit_count; i++)
-    PKV_CHECK(err, b->logit_tokens[i] >= 0 && b->logit_tokens[i] < b->tokens, PKV_E_RANGE,
-              "logit_tokens[%d] is %d, the batch has %d tokens", (int)i, (int)b->logit_tokens[i],
-              (int)b->tokens);
-  return PKV_OK;
-}
-
 static pkv_status read_batch(pkv_device_forward *f, pkv_device_pass *pass,
                              const pkv_forward_batch *b, pkv_error *err) {
-  PKV_TRY(check_tokens(f, b, err));
+  PKV_TRY(pkv_batch_check_counts(b, f->options.max_tokens, f->options.max_logits, err));
+  PKV_TRY(
+      pkv_batch_check_tokens(b, f->model->hp.vocab, f->options.max_seq_len, "max_seq_len", err));
   *pass = (pkv_device_pass){.tokens = b->tokens, .logit_count = b->logit_count};
   for (int32_t i = 0; i < b->group_count; i++) {
     const pkv_forward_group *g = &b->groups[i];

@@ -146,20 +146,25 @@ static pkv_status multiply(pkv_device_forward *f, const pkv_weight *w, const pro
   return f->executor->dense->matmul(f->executor, &p, f->stream, err);
 }
 
+/* Of the residual stream, to `y`. */
+static pkv_dense_norm_params norm_params(const pkv_device_forward *f, int32_t m,
+                                         const float *weight, void *y) {
+  return (pkv_dense_norm_params){.act = f->weights->act,
+                                 .m = m,
+                                 .n = f->model->hp.width,
+                                 .eps = f->model->hp.norm_eps,
+                                 .x = f->x,
+                                 .weight = weight,
+                                 .y = y};
+}
+
 /* delta_norm: of what the product before has left in f->delta; NULL: it has added by itself. */
 static pkv_status norm(pkv_device_forward *f, int32_t m, const float *bias, const float *delta_norm,
                        const float *weight, pkv_error *err) {
-  pkv_dense_norm_params p = {0};
-  p.act = f->weights->act;
-  p.m = m;
-  p.n = f->model->hp.width;
-  p.eps = f->model->hp.norm_eps;
-  p.x = f->x;
+  pkv_dense_norm_params p = norm_params(f, m, weight, f->normed);
   p.bias = bias;
   p.delta = delta_norm ? f->delta : NULL;
   p.delta_weight = delta_norm;
-  p.weight = weight;
-  p.y = f->normed;
   return f->executor->dense->norm(f->executor, &p, f->stream, err);
 }
 
@@ -217,15 +222,8 @@ static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv
   const int32_t rows = pass->logit_count;
   if (rows == 0) return PKV_OK;
   if (last->ffn_post_norm) PKV_TRY(norm(f, pass->tokens, NULL, last->ffn_post_norm, NULL, err));
-  pkv_dense_norm_params picked = {0};
-  picked.act = f->weights->act;
-  picked.m = rows;
-  picked.n = f->model->hp.width;
-  picked.eps = f->model->hp.norm_eps;
-  picked.x = f->x;
+  pkv_dense_norm_params picked = norm_params(f, rows, f->weights->output_norm, f->last);
   picked.rows = f->device.logit_rows;
-  picked.weight = f->weights->output_norm;
-  picked.y = f->last;
   PKV_TRY(dense->norm(f->executor, &picked, f->stream, err));
   pkv_dense_matmul_params head = {0};
   head.w = f->weights->output;

@@ -262,20 +262,27 @@ static pkv_status check_group(const pkv_forward *f, const pkv_forward_batch *b, 
   return PKV_OK;
 }
 
-static pkv_status check_tokens(const pkv_forward *f, const pkv_forward_batch *b, pkv_error *err) {
+pkv_status pkv_batch_check_counts(const pkv_forward_batch *b, int32_t max_tokens,
+                                  int32_t max_logits, pkv_error *err) {
+  PKV_CHECK(err, b->tokens >= 1 && b->tokens <= max_tokens, PKV_E_LIMIT,
+            "tokens is %d, max_tokens is %d", (int)b->tokens, (int)max_tokens);
+  PKV_CHECK(err, b->logit_count >= 0 && b->logit_count <= max_logits, PKV_E_LIMIT,
+            "logit_count is %d, max_logits is %d", (int)b->logit_count, (int)max_logits);
+  return PKV_OK;
+}
+
+pkv_status pkv_batch_check_tokens(const pkv_forward_batch *b, int32_t vocab, int32_t positions,
+                                  const char *limit, pkv_error *err) {
   for (int32_t i = 0; i < b->tokens; i++) {
-    PKV_CHECK(err, b->ids[i] >= 0 && b->ids[i] < f->model->hp.vocab, PKV_E_RANGE,
-              "ids[%d] is %d, the vocabulary is 0..%d", (int)i, (int)b->ids[i],
-              (int)f->model->hp.vocab - 1);
-    PKV_CHECK(err, b->positions[i] >= 0 && b->positions[i] < f->options.max_positions, PKV_E_RANGE,
-              "positions[%d] is %d, max_positions is %d", (int)i, (int)b->positions[i],
-              (int)f->options.max_positions);
+    PKV_CHECK(err, b->ids[i] >= 0 && b->ids[i] < vocab, PKV_E_RANGE,
+              "ids[%d] is %d, the vocabulary is 0..%d", (int)i, (int)b->ids[i], (int)vocab - 1);
+    PKV_CHECK(err, b->positions[i] >= 0 && b->positions[i] < positions, PKV_E_RANGE,
+              "positions[%d] is %d, %s is %d", (int)i, (int)b->positions[i], limit, (int)positions);
   }
-  for (int32_t i = 0; i < b->logit_count; i++) {
+  for (int32_t i = 0; i < b->logit_count; i++)
     PKV_CHECK(err, b->logit_tokens[i] >= 0 && b->logit_tokens[i] < b->tokens, PKV_E_RANGE,
               "logit_tokens[%d] is %d, the batch has %d tokens", (int)i, (int)b->logit_tokens[i],
               (int)b->tokens);
-  }
   return PKV_OK;
 }
 
@@ -283,10 +290,7 @@ static pkv_status check_batch(const pkv_forward *f, const pkv_cache *caches,
                               const pkv_forward_batch *b, pkv_error *err) {
   PKV_CHECK(err, f && caches && b, PKV_E_INVALID, "%s is NULL",
             !f ? "forward" : (!caches ? "caches" : "batch"));
-  PKV_CHECK(err, b->tokens >= 1 && b->tokens <= f->options.max_tokens, PKV_E_LIMIT,
-            "tokens is %d, max_tokens is %d", (int)b->tokens, (int)f->options.max_tokens);
-  PKV_CHECK(err, b->logit_count >= 0 && b->logit_count <= f->options.max_logits, PKV_E_LIMIT,
-            "logit_count is %d, max_logits is %d", (int)b->logit_count, (int)f->options.max_logits);
+  PKV_TRY(pkv_batch_check_counts(b, f->options.max_tokens, f->options.max_logits, err));
   PKV_CHECK(err, b->ids && b->positions && b->slots && b->groups && b->group_count >= 1,
             PKV_E_INVALID, "ids, positions, slots or groups of the batch is missing");
   PKV_CHECK(err, b->logit_count == 0 || (b->logit_tokens && b->logits), PKV_E_INVALID,
@@ -305,7 +309,8 @@ static pkv_status check_batch(const pkv_forward *f, const pkv_cache *caches,
               (int)caches[i].kv_heads, (int)caches[i].head_dim, (int)f->model->hp.kv_heads,
               (int)f->model->hp.head_dim);
   }
-  return check_tokens(f, b, err);
+  return pkv_batch_check_tokens(b, f->model->hp.vocab, f->options.max_positions, "max_positions",
+                                err);
 }
 
 /* ---- the pass ---------------------------------------------------------------------------- */

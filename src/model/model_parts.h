@@ -84,4 +84,11 @@ bool pkv_weights_computable(uint32_t type);
 /* E_FORMAT naming the first tensor that holds a NaN or an infinity, in block scales too. */
 pkv_status pkv_weights_check(const pkv_model *model, pkv_error *err);
 
+/* forward.c: the numbers of a batch, before any is used as an index. `limit` is what the caller's
+   option of `positions` is called. */
+pkv_status pkv_batch_check_counts(const pkv_forward_batch *batch, int32_t max_tokens,
+                                  int32_t max_logits, pkv_error *err);
+pkv_status pkv_batch_check_tokens(const pkv_forward_batch *batch, int32_t vocab, int32_t positions,
+                                  const char *limit, pkv_error *err);
+
 #endif

@@ -206,9 +206,7 @@ static void tune(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params 
 }
 
 static bool is_capturing(cudaStream_t stream) {
-  enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return cudaStreamIsCapturing(stream, &status) != cudaSuccess ||
-         status != cudaStreamCaptureStatusNone;
+  return pkv_cuda_capture_of(stream) != cudaStreamCaptureStatusNone;
 }
 
 static pkv_status pick(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params *a,

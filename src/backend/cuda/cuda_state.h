@@ -32,15 +32,20 @@ static inline pkv_cuda_state *pkv_cuda_state_of(const pkv_executor *executor) {
   return (pkv_cuda_state *)executor->device_state;
 }
 
+/* Invalidated also where it cannot be told. */
+static inline enum cudaStreamCaptureStatus pkv_cuda_capture_of(cudaStream_t stream) {
+  enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return cudaStreamIsCapturing(stream, &status) == cudaSuccess ? status
+                                                               : cudaStreamCaptureStatusInvalidated;
+}
+
 /* After a launch: its own status, and with PKV_CUDA_CHECK that of its execution. */
 static inline pkv_status pkv_cuda_launched(const pkv_executor *executor, cudaError_t e,
                                            const char *kernel, cudaStream_t stream,
                                            pkv_error *err) {
   if (e != cudaSuccess) return pkv_cuda_fail(err, e, kernel);
   if (!pkv_cuda_state_of(executor)->check) return PKV_OK;
-  enum cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-  e = cudaStreamIsCapturing(stream, &capturing);
-  if (e == cudaSuccess && capturing != cudaStreamCaptureStatusNone) return PKV_OK;
+  if (pkv_cuda_capture_of(stream) == cudaStreamCaptureStatusActive) return PKV_OK;
   e = cudaStreamSynchronize(stream);
   return e == cudaSuccess ? PKV_OK : pkv_cuda_fail(err, e, kernel);
 }
