@@ -2,12 +2,12 @@
 #include "cli/bench_decode.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "base/status.h"
 #include "cli/command.h"
 
@@ -248,16 +248,11 @@ pkv_status bench_together(bench_figure out[2], const bench_subject *subject, int
   return status;
 }
 
-static int compare_double(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return x < y ? -1 : x > y;
-}
-
 double bench_figure_quantile(const bench_figure *figure, double share) {
   double sorted[PKV_BENCH_MAX_REPEATS];
   if (figure->count == 0) return 0.0;
   memcpy(sorted, figure->sample, (size_t)figure->count * sizeof *sorted);
-  qsort(sorted, (size_t)figure->count, sizeof *sorted, compare_double);
+  pkv_sort_doubles(sorted, (size_t)figure->count);
   const double at = share * (figure->count - 1);
   const int32_t low = (int32_t)at;
   if (low + 1 >= figure->count) return sorted[figure->count - 1];

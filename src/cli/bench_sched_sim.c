@@ -3,10 +3,10 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/sort.h"
 #include "cli/bench_sched_chunks.h"
 #include "cli/bench_sched_memory.h"
 
@@ -184,11 +184,6 @@ static pkv_status sim_run(sim *s, pkv_error *err) {
  * Results
  * ------------------------------------------------------------------------------------------ */
 
-static int ascending(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 static double quantile(const double *sorted, int32_t count, double q) {
   return count > 0 ? sorted[(int32_t)((count - 1) * q)] : 0;
 }
@@ -207,14 +202,14 @@ static void sum_up(sim *s) {
     out->longest_wait = fmax(out->longest_wait, job->admitted - w->jobs[i].arrival_s);
     s->values[n++] = job->first - w->jobs[i].arrival_s;
   }
-  qsort(s->values, (size_t)n, sizeof *s->values, ascending);
+  pkv_sort_doubles(s->values, (size_t)n);
   out->ttft_p50 = quantile(s->values, n, 0.5);
   out->ttft_p90 = quantile(s->values, n, 0.9);
   out->ttft_p99 = quantile(s->values, n, 0.99);
   for (int32_t i = 0; i < w->count; i++)
     if (s->jobs[i].ended >= 0 && w->jobs[i].output > 1)
       s->values[m++] = (s->jobs[i].ended - s->jobs[i].first) / (w->jobs[i].output - 1);
-  qsort(s->values, (size_t)m, sizeof *s->values, ascending);
+  pkv_sort_doubles(s->values, (size_t)m);
   out->tpot_p50 = quantile(s->values, m, 0.5);
   out->tpot_p99 = quantile(s->values, m, 0.99);
   out->requests = n;

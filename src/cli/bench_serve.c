@@ -3,13 +3,13 @@
 
 #include <math.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "base/status.h"
 #include "cli/command.h"
 #include "server/engine_loop.h"
@@ -187,11 +187,6 @@ static pkv_status wait_ready(const bench_load *l, pkv_error *err) {
 
 /* --- figures ------------------------------------------------------------------------------- */
 
-static int compare_double(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return x < y ? -1 : x > y;
-}
-
 static double at_share(const double *sorted, size_t count, double share) {
   if (count == 0) return 0.0;
   size_t at = (size_t)ceil(share * (double)count);
@@ -199,7 +194,7 @@ static double at_share(const double *sorted, size_t count, double share) {
 }
 
 static bench_spread spread_of(double *values, size_t count) {
-  qsort(values, count, sizeof *values, compare_double);
+  pkv_sort_doubles(values, count);
   return (bench_spread){at_share(values, count, 0.5), at_share(values, count, 0.9),
                         at_share(values, count, 0.99)};
 }

@@ -13,13 +13,13 @@
 
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/rng.h"
+#include "base/sort.h"
 #include "base/text.h"
 #include "cli/bench_attention.h"
 #include "cli/bench_chosen.h"
@@ -311,13 +311,8 @@ done:
   return status;
 }
 
-static int by_value(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 double bench_median(double *values, int32_t count) {
-  qsort(values, (size_t)count, sizeof *values, by_value);
+  pkv_sort_doubles(values, (size_t)count);
   return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 

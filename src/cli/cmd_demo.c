@@ -4,10 +4,10 @@
  * newcomer sees first. Every figure of the closing table is measured in this run.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/sort.h"
 #include "cli/commands.h"
 #include "cli/demo_requests.h"
 #include "cli/terminal.h"
@@ -188,11 +188,6 @@ static pkv_status generate(demo *d, pkv_error *err) {
   return PKV_OK;
 }
 
-static int compare_double(const void *a, const void *b) {
-  const double x = *(const double *)a, y = *(const double *)b;
-  return x < y ? -1 : x > y;
-}
-
 /* Of the times to the first token: the value with `share` of them at or below. */
 static double first_quantile(const demo *d, double share) {
   double times[PKV_DEMO_REQUESTS];
@@ -200,7 +195,7 @@ static double first_quantile(const demo *d, double share) {
   for (int i = 0; i < d->count; i++)
     if (d->answers[i].tokens > 0) times[n++] = d->answers[i].first_s;
   if (n == 0) return 0.0;
-  qsort(times, (size_t)n, sizeof *times, compare_double);
+  pkv_sort_doubles(times, (size_t)n);
   int at = (int)(share * n + 0.999999) - 1;
   return times[at < 0 ? 0 : at >= n ? n - 1 : at];
 }

@@ -3,11 +3,11 @@
 
 #include <math.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "backend/device_dense.h"
 #include "base/alloc.h"
+#include "base/sort.h"
 #include "base/status.h"
 
 #define PAGE 16
@@ -242,13 +242,8 @@ static pkv_status run_layer(void *ctx, int32_t call, pkv_error *err) {
 
 /* ---- all of it ---- */
 
-static int by_value(const void *x, const void *y) {
-  const double a = *(const double *)x, b = *(const double *)y;
-  return a < b ? -1 : a > b;
-}
-
 static double median_of(double *us) {
-  qsort(us, PKV_LAYER_REPEATS, sizeof *us, by_value);
+  pkv_sort_doubles(us, PKV_LAYER_REPEATS);
   return us[PKV_LAYER_REPEATS / 2];
 }
 
