@@ -10,17 +10,16 @@
 #   small      stock, then ours: 32 rows on one prefix (a difference ends everything), greedy
 #              answers of 200 prompts; ours: 100 rows for 1,000 steps                   about  90 s
 #   ours       the second half of small, against stock's answers in OUT                 about  30 s
-#   main       ours, then stock: Feather's workload with prefixes of 10K and 2K tokens, mixed
-#              batches, and six plain cells; ours: homogeneous batches too              about 470 s
-#   plain      the six plain cells, two engines on one GPU, measuring in turns         about 150 s
-#   groups     stock: homogeneous batches                                               about 130 s
+#   main       Feather's workload with prefixes of 10K and 2K tokens, mixed and homogeneous
+#              batches; stock and ours on one GPU, measuring in turns                   about 420 s
+#   plain      the six plain cells, in turns too                                       about 150 s
 #   pressure   a small cache: preemption, re-admission (after small)                    about  40 s
 #   overhead   planning and one layer from Python                                       about  20 s
 #   tp2        small on two GPUs                                                        about 100 s
 #   report     what OUT holds: table, CSV, plot
 #
 # -t: of all steps together (default 3600); a step that does not fit is cut short or left out.
-# REPS_10K, REPS: repetitions of stock with 10K prefixes (2), of everything else (3).
+# REPS: repetitions of what main and plain measure (3). main needs a GPU of 126 GiB.
 set -u
 
 usage() {
@@ -45,7 +44,6 @@ if [ $# -eq 0 ]; then usage >&2 && exit 2; fi
 here=$(cd "$(dirname "$0")" && pwd)
 driver=$here/vllm_decode.py
 reps=${REPS:-3}
-reps_10k=${REPS_10K:-2}
 commit=${COMMIT:-$(git -C "$here" rev-parse --short HEAD 2>/dev/null || echo unknown)}
 mkdir -p "$out"
 results=$out/results.jsonl
@@ -96,36 +94,29 @@ judge() {
   "$python" "$driver" same "$answers" --names "$1" || failed="$failed judgement:$1"
 }
 
-measure() {
-  local backend=$1 limit=$2 cells=$3 seconds
-  seconds=$limit
-  if [ "$seconds" -gt $(($(left) - 5)) ]; then seconds=$(($(left) - 5)); fi
-  engine "measure_$backend" "$limit" measure --backend "$backend" --out "$results" \
-    --cells "$cells" --seconds $((seconds - 8))
-}
-
-# Both engines are loaded at once; what one measures, the other waits for.
-plain() {
-  local limit=240 number=0 backend pids=""
+# in_turns NAME LIMIT KV_GIB CELLS: both engines are loaded at once; what one measures, the other
+# waits for.
+in_turns() {
+  local name=$1 limit=$2 gib=$3 cells=$4 number=0 backend pids=""
   if [ "$limit" -gt $(($(left) - 5)) ]; then limit=$(($(left) - 5)); fi
-  say "plain (at most $limit s)"
-  rm -f "$out/turns"
+  say "$name (at most $limit s)"
+  rm -f "$out"/turns*
   for backend in stock ours; do
     timeout -k 5 -s INT "$limit" "$python" "$driver" measure --backend "$backend" --out "$results" \
-      --turns "$out/turns" --turn "$number/2" --kv-gib 22 --cells "plain:$reps" \
-      --seconds $((limit - 10)) >"$out/plain.$backend.log" 2>&1 &
+      --turns "$out/turns" --turn "$number/2" --kv-gib "$gib" --cells "$cells" \
+      --seconds $((limit - 10)) >"$out/$name.$backend.log" 2>&1 &
     pids="$pids $!"
     number=$((number + 1))
   done
   for number in $pids; do
-    wait "$number" || failed="$failed plain"
+    wait "$number" || failed="$failed $name"
   done
   for backend in stock ours; do
-    { echo "== plain $backend" && tail -c 200000 "$out/plain.$backend.log"; } >>"$out/go_vllm.log"
-    grep -E "$marked|Error" "$out/plain.$backend.log" | cut -c1-300 | tail -n 40
-    rm -f "$out/plain.$backend.log"
+    { echo "== $name $backend" && tail -c 200000 "$out/$name.$backend.log"; } >>"$out/go_vllm.log"
+    grep -E "$marked|Error" "$out/$name.$backend.log" | cut -c1-300 | tail -n 40
+    rm -f "$out/$name.$backend.log"
   done
-  rm -f "$out/turns"
+  rm -f "$out"/turns*
 }
 
 report() {
@@ -165,17 +156,11 @@ run() {
     judge smoke,tokens
     ;;
   main)
-    measure ours 300 "p10k:$reps,p2k:$reps,plain:$reps,p10k_groups:1,p2k_groups:1"
-    grep -q '"ours"' "$results" || return 1 # it did not start, or the first cell broke it
-    measure stock 330 "p10k:$reps_10k,p2k:$reps,plain:$reps"
+    in_turns main 450 42 "p10k:$reps,p10k_groups:$reps,p2k:$reps,p2k_groups:$reps"
     report
     ;;
   plain)
-    plain
-    report
-    ;;
-  groups)
-    measure stock 190 "p10k_groups:1,p2k_groups:1"
+    in_turns plain 240 22 "plain:$reps"
     report
     ;;
   pressure)

@@ -20,11 +20,12 @@ limit.
 
 measure: Llama-3-8B's shape. Cells, each with its number of repetitions: `plain`: milliseconds a
 decode step of six batches; `p10k`, `p2k`: the shared-prefix workload of the Feather paper, 800
-requests in 8 groups of 100, tokens a second, all in one batch; `p10k_groups`, `p2k_groups`: group
-after group (homogeneous batches); one of the plain six by its name. --seconds: no repetition is
-begun that would end later. --turns FILE --turn I/N: N engines side by side on one GPU, all with the
-same cells, and only one of them measures at any moment, repetition by repetition; FILE must not be
-there before. --label: another name for a backend with other settings, `ours:noshare` say.
+requests in 8 groups of 100, tokens a second, all in one batch; `p10k_groups`, `p2k_groups`: one
+group at a time (homogeneous batches), another one each repetition; one of the plain six by name.
+--seconds: no repetition is begun that would end later. --turns FILE --turn I/N: N engines side by
+side on one GPU, all with the same cells, and only one of them measures at any moment, repetition by
+repetition; FILE must not be there before. --label: another name for a backend with other settings,
+`ours:noshare` say.
 small: a small model with weights that tell tokens apart. First `smoke`: 32 rows on one prefix, and
 with --against it ends there when they are not the other backend's; then `tokens`: greedy answers to
 200 prompts on shared prefixes; for ours then 100 rows on one prefix for 1,000 steps, and `large`:
@@ -299,8 +300,18 @@ class Turns:
         return int(text) if text.isdigit() else -1
 
     def mine(self):
+        """Also when the engines before this one have left."""
         number = self.number()
-        return number >= 0 and number % self.of == self.at
+        if number < 0:
+            return False
+        while number % self.of != self.at and os.path.exists(f"{self.path}.left{number % self.of}"):
+            number += 1
+        return number % self.of == self.at
+
+    def leave(self):
+        """This engine measures nothing more: the others do not wait for it."""
+        if self.path is not None:
+            open(f"{self.path}.left{self.at}", "w", encoding="utf-8").close()
 
     def __enter__(self):
         if self.path is None:
@@ -317,7 +328,8 @@ class Turns:
         if self.path is None:
             return
         with open(self.path + ".next", "w", encoding="utf-8") as f:
-            f.write(str(self.number() + 1))
+            number = self.number()
+            f.write(str(number + (self.at - number) % self.of + 1))
         os.replace(self.path + ".next", self.path)
 
 
@@ -354,15 +366,13 @@ class Workload:
         generate(llm, [p + [token()] * 8 for p in prefixes], 1)
         generate(llm, self.everything, 1)
 
-    def rate(self, llm, batches, tokens):
+    @staticmethod
+    def rate(llm, batch, tokens):
         """Decoded tokens a second; the first token of each row, with the rest of its prefill, is
         taken off."""
-        seconds = 0.0
-        for batch in batches:
-            first, _ = generate(llm, batch, 1)
-            whole, _ = generate(llm, batch, tokens)
-            seconds += whole - first
-        return len(self.everything) * (tokens - 1) / seconds
+        first, _ = generate(llm, batch, 1)
+        whole, _ = generate(llm, batch, tokens)
+        return len(batch) * (tokens - 1) / (whole - first)
 
 
 def workload(args, llm, made, cell, token, repetitions):
@@ -374,10 +384,12 @@ def workload(args, llm, made, cell, token, repetitions):
     key, batches = "mixed_tps", [work.everything]
     if groups:
         key, batches = "homogeneous_tps", work.groups
-    for _ in args.clock.repetitions(repetitions, cell):
+    for i in args.clock.repetitions(repetitions, cell):
+        batch = batches[i % len(batches)]
         with args.turn:
             counters(args, reset=True)
-            values = {key: work.rate(llm, batches, args.tokens), "decode_tokens": args.tokens}
+            rate = work.rate(llm, batch, args.tokens)
+        values = {key: rate, "decode_tokens": args.tokens, "rows": len(batch)}
         record(args, "cell", cell=name, **values, counters=counters(args))
 
 
@@ -414,6 +426,7 @@ def measure(args):
             plain_cell(args, llm, draw, name, repetitions)
         else:
             workload(args, llm, made, name, draw, repetitions)
+    args.turn.leave()
     return 0
 
 

@@ -163,6 +163,7 @@ def run(args):
     for cell, rep, variant in wanted:
         if time.monotonic() + longest > ends:
             print(f"no time for {cell} {variant} {rep}; run again for the rest", flush=True)
+            turn.leave()
             return 3
         prompts, answers = workload(*CELLS[cell], args.answer)
         if warm != cell:
@@ -197,6 +198,7 @@ def run(args):
         with open(args.out, "a", encoding="utf-8") as f:
             f.write(json.dumps(line) + "\n")
         print(f"{cell} {args.backend} {variant} {rep}: {line['tokens_s']:.0f} tokens/s", flush=True)
+    turn.leave()
     return 0
 
 

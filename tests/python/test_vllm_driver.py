@@ -111,3 +111,48 @@ def test_distance_while_answers_are_the_same(driver):
     ours = [answer([1, 4, 3], {1: -9.0}, {2: -1.5, 4: -1.0}, {3: -9.0})]
     assert driver.distance(base, ours) == (0.5, 1)
     assert driver.distance(base, base) == (0.0, 2)
+
+
+def test_homogeneous_batches_are_one_group_each(driver, monkeypatch, tmp_path):
+    """A second for the first token and one for each 10 others, whatever the batch."""
+    batches = []
+
+    def generate(llm, prompts, tokens, **options):
+        batches.append((prompts, tokens))
+        return 1.0 + (tokens - 1) / 10, None
+
+    monkeypatch.setattr(driver, "generate", generate)
+    monkeypatch.setattr(driver, "WORKLOADS", {"p": (20, 2)})
+    out, token = str(tmp_path / "r"), iter(range(10**6))
+    args = types.SimpleNamespace(backend="stock", tokens=101, out=out, facts={"backend": "stock"})
+    args.clock, args.turn = driver.Clock(100), driver.Turns(None, "0/1")
+    made = {}
+    driver.workload(args, None, made, "p_groups", lambda: next(token), 3)
+    driver.workload(args, None, made, "p", lambda: next(token), 1)
+    lines = driver.records([out], "cell")
+    assert [line["rows"] for line in lines] == [100, 100, 100, 800]
+    assert [line.get("homogeneous_tps") for line in lines[:3]] == [pytest.approx(1000)] * 3
+    assert lines[3]["mixed_tps"] == pytest.approx(8000) and lines[3]["cell"] == "p"
+    groups = [{p[0] for p in prompts} for prompts, _ in batches[2:]]
+    assert [len(g) for g in groups] == [1] * 6 + [8] * 2
+    assert len({*groups[0], *groups[2], *groups[4]}) == 3
+
+
+def test_engines_take_turns_until_one_has_left(driver, tmp_path):
+    path = str(tmp_path / "turns")
+    one, two = driver.Turns(path, "0/2"), driver.Turns(path, "1/2")
+    order = []
+    for engine, name in ((one, "a"), (two, "b"), (one, "a")):
+        assert engine.mine()
+        with engine:
+            order.append(name)
+        assert not engine.mine()
+    assert two.mine() and order == ["a", "b", "a"]
+    two.leave()
+    for _ in range(3):
+        assert one.mine()
+        with one:
+            pass
+    three = driver.Turns(None, "0/1")
+    with three:
+        three.leave()
