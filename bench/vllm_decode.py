@@ -671,6 +671,7 @@ def overhead(args):
     two launches in a graph waited for, and what an empty wait costs."""
     import torch
     from persistentkv import default_executor
+    from persistentkv.executor import current_stream
     from persistentkv.vllm.decode_plans import DecodePlans, LayerCall, PlanClass
     from persistentkv.vllm.engine_cache import c_cache
 
@@ -690,7 +691,7 @@ def overhead(args):
         out = torch.empty_like(q)
 
         def step():
-            stream = torch.cuda.current_stream().cuda_stream
+            stream = current_stream(0)
             plans.build(rows, 1, lengths, table, stream)
             plans.attend(rows, 1, call.arguments(q, out, table), stream)
 

@@ -497,21 +497,15 @@ class BatchDecode:
         return out if lse is None else (out, lse)
 
     def _call(self, executor: Executor, args: Any, stream: Any) -> None:
-        with executor.calling() as handle:
-            if executor.kind == "cpu":
-                args.plan = self._host.address
-                args.workspace = self._host.workspace_at
-                args.workspace_bytes = self._host.workspace_bytes
-                lib.call("pkv_attention_run", handle, ctypes.byref(args))
-            else:
-                assert self._device_plan is not None
-                lib.call(
-                    "pkv_device_attention",
-                    handle,
-                    self._device_plan.handle,
-                    ctypes.byref(args),
-                    executor.stream(stream),
-                )
+        if executor.kind == "cpu":
+            args.plan = self._host.address
+            args.workspace = self._host.workspace_at
+            args.workspace_bytes = self._host.workspace_bytes
+            run = lib.function("pkv_attention_run")
+            executor.run(run, executor.handle, ctypes.byref(args))
+        else:
+            assert self._device_plan is not None
+            self._device_plan.attend(ctypes.byref(args), executor.stream(stream))
 
     def _vectors(self, x: Any, name: str, wanted: tuple[int, int, int]) -> View:
         seen = view(x, name)

@@ -62,6 +62,9 @@ class Executor:
         handle = ctypes.c_void_p()
         self._handle, self._pid = 0, os.getpid()
         self.lock = threading.RLock()
+        self._error = _abi.Error()
+        self._error_at = ctypes.byref(self._error)
+        self._current_device: Any = None  # torch's, from when it has been asked once
         with self.calling():
             lib.call("pkv_executor_create", ctypes.byref(handle), ctypes.byref(options))
         self._handle = handle.value or 0
@@ -98,14 +101,32 @@ class Executor:
         """``with executor.calling() as handle``: lock held, device current, process checked."""
         return _Calling(self)
 
+    def run(self, function: Any, *arguments: Any) -> None:
+        """One call of a function of the library, its last parameter a pkv_error, under what
+        `calling` holds; raises what it refuses with. What a step does once a layer goes this way:
+        nothing is made for a call that succeeds."""
+        current = self._current_device
+        if (current is None or current() != self.index) and self.kind != "cpu":
+            with self.calling():
+                self._checked(function, arguments)
+            return
+        if os.getpid() != self._pid:
+            self.handle  # noqa: B018 - it says what is wrong
+        with self.lock:
+            self._checked(function, arguments)
+
+    def _checked(self, function: Any, arguments: tuple[Any, ...]) -> None:
+        status = function(*arguments, self._error_at)
+        if status != _abi.OK:
+            raise lib.failure(status, self._error)
+
     def stream(self, stream: Any = None) -> int:
         """The address of a torch stream, of a number, or of torch's current stream."""
         if self.kind == "cpu":
             return 0
         if stream is not None:
             return int(getattr(stream, "cuda_stream", stream))
-        torch = sys.modules.get("torch")
-        return torch.cuda.current_stream(self.index).cuda_stream if torch is not None else 0
+        return current_stream(self.index)
 
 
 class _Calling:
@@ -123,6 +144,7 @@ class _Calling:
         executor.lock.acquire()
         torch = sys.modules.get("torch") if executor.kind == "cuda" else None
         if torch is not None and (torch.cuda.is_initialized() or torch.cuda.is_available()):
+            executor._current_device = torch.cuda.current_device
             current = torch.cuda.current_device()
             if current != executor.index:
                 self._before = current
@@ -133,6 +155,15 @@ class _Calling:
         if self._before >= 0:
             sys.modules["torch"].cuda.set_device(self._before)
         self._executor.lock.release()
+
+
+def current_stream(index: int) -> int:
+    """The address of torch's current stream on a device, 0 without torch."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return 0
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without making a Stream of it
+    return raw(index) if raw is not None else torch.cuda.current_stream(index).cuda_stream
 
 
 def _current_device() -> int:

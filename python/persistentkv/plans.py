@@ -142,6 +142,24 @@ def sharing_of(table: Table, chained: bool) -> Any:
     return sharing
 
 
+class _SharedBuild:
+    """The call that plans shared prefixes, and its struct, filled in anew where a table differs."""
+
+    def __init__(self) -> None:
+        self.build = lib.function("pkv_device_plan_build_shared")
+        self._of: tuple[int, int, int, bool] = (0, 0, 0, False)
+        self._sharing: Any = None
+        self._at: Any = None
+
+    def sharing_of(self, table: Table, chained: bool) -> Any:
+        key = (table.pointer, table.stride, table.max_pages, chained)
+        if self._sharing is None or key != self._of:
+            self._sharing = sharing_of(table, chained)
+            self._at = ctypes.byref(self._sharing)
+            self._of = key
+        return self._at
+
+
 class HostPlan:
     """A plan in host memory, with the workspace that it needs on the CPU."""
 
@@ -239,6 +257,11 @@ class DevicePlan:
         finalizer = weakref.finalize(self, _finish_device_plan, executor, os.getpid(), self.handle)
         finalizer.atexit = False
         lib.function("pkv_device_plan_set_overlap")(self.handle, int(overlap))
+        self._build: Any = lib.function("pkv_device_plan_build")
+        self._attention: Any = lib.function("pkv_device_attention")
+        self._shared: _SharedBuild | None = None
+        if options.route == _abi.ROUTE_SHARED and lib.has("pkv_device_plan_build_shared"):
+            self._shared = _SharedBuild()
 
     def fits(self, rows: int, max_seq_len: int) -> bool:
         return rows <= self.max_rows and max_seq_len <= self.max_seq_len
@@ -253,15 +276,19 @@ class DevicePlan:
     ) -> None:
         """Plans from `rows` lengths at a device address, on the stream; the shared route from the
         table (there too) as well."""
-        with self.executor.calling():
-            if self.options.route == _abi.ROUTE_SHARED and table is not None:
-                if not lib.has("pkv_device_plan_build_shared"):
-                    raise NotSupported("this libpkv has no shared plans on a device")
-                sharing = ctypes.byref(sharing_of(table, chained))
-                name = "pkv_device_plan_build_shared"
-                lib.call(name, self.handle, rows, seq_len, sharing, stream)
-            else:
-                lib.call("pkv_device_plan_build", self.handle, rows, seq_len, stream)
+        if self.options.route != _abi.ROUTE_SHARED or table is None:
+            self.executor.run(self._build, self.handle, rows, seq_len, stream)
+            return
+        shared = self._shared
+        if shared is None:
+            raise NotSupported("this libpkv has no shared plans on a device")
+        sharing = shared.sharing_of(table, chained)
+        self.executor.run(shared.build, self.handle, rows, seq_len, sharing, stream)
+
+    def attend(self, args: Any, stream: int) -> None:
+        """One layer: args = byref of pkv_attention_args without plan and workspace."""
+        executor = self.executor
+        executor.run(self._attention, executor.handle, self.handle, args, stream)
 
     def upload(self, host: HostPlan, stream: int) -> None:
         with self.executor.calling():

@@ -155,13 +155,54 @@ def test_rows_with_a_common_prefix(shared, monkeypatch):
 
 
 @torch_only
+def test_calls_of_a_layer_that_differ():
+    """Strides, types, tables and lse of one call say nothing about the next."""
+    import torch
+
+    cache = layouts(torch)["0.33 LBNHC"]
+    lengths, generator = [40, 5, 17], torch.Generator().manual_seed(8)
+    table = torch.randperm(24, generator=generator)[:9].int().reshape(3, 3)
+    wide = torch.full((3, 7), -1, dtype=torch.int32)
+    wide[:, 2:5] = table
+    plans = DecodePlans(
+        pkv.default_executor("cpu"),
+        PlanClass(HEADS, KV_HEADS, DIM, PAGE, 0, _abi.DTYPE_BF16),
+        max_rows=3,
+        max_seq_len=64,
+    )
+    plans.build(3, 1, torch.tensor(lengths, dtype=torch.int32), table, 0)
+    call = LayerCall(c_cache(cache, KV_HEADS, DIM), scale=0.2)
+    narrow = torch.randn((3, HEADS, DIM), generator=generator)
+    inside = torch.zeros((3, HEADS + 3, DIM))
+    inside[:, 1 : 1 + HEADS] = narrow
+    queries = {"float32": narrow, "bfloat16": narrow.bfloat16()}
+    queries["inside"] = inside.bfloat16()[:, 1 : 1 + HEADS]
+    lse = torch.zeros((3, HEADS + 2))[:, :HEADS]
+    for name in ("bfloat16", "inside", "float32", "inside", "bfloat16"):
+        for pages in (table, wide[:, 2:5]):
+            for wants_lse in (True, False):
+                q = queries[name]
+                out = torch.full((3, HEADS, 2 * DIM), 7.0, dtype=q.dtype)[:, :, :DIM]
+                before = lse.clone()
+                given = lse if wants_lse else None
+                plans.attend(3, 1, call.arguments(q, out, pages, given), 0)
+                wanted, natural = expected(torch, cache, table.numpy(), lengths, q, scale=0.2)
+                close(out, wanted)
+                if wants_lse:
+                    assert np.abs(lse.numpy() - natural).max() < 1e-3
+                    lse += 1
+                else:
+                    assert torch.equal(lse, before)
+
+
+@torch_only
 def test_arguments_keep_their_cache():
     import torch
 
     cache = layouts(torch, blocks=4)["0.33 LBNHC"]
     q, table = torch.zeros((1, HEADS, DIM)).bfloat16(), torch.zeros((1, 1), dtype=torch.int32)
     kept = [
-        LayerCall(c_cache(cache, KV_HEADS, DIM), scale=1.0).arguments(q, q, table)
+        LayerCall(c_cache(cache, KV_HEADS, DIM), scale=1.0).arguments(q, q, table)._obj
         for _ in range(50)  # the memory of a cache that is gone is soon another's
     ]
     assert len({args.cache for args in kept}) == len(kept)

@@ -77,9 +77,9 @@ def share_refusal(executor: Executor, plan_class: PlanClass) -> str:
     try:
         plan = DevicePlan(executor, plan_class.shape(1), options, plan_class.kv_dtype, 1, page)
         plan.build(1, lengths.data_ptr(), stream, _table(table))
-        arguments = LayerCall(c_cache(kv, heads, dim), scale=1.0).arguments(query, query, table)
+        call = LayerCall(c_cache(kv, heads, dim), scale=1.0)
+        plan.attend(call.arguments(query, query, table), stream)
         with executor.calling() as handle:
-            lib.call("pkv_device_attention", handle, plan.handle, ctypes.byref(arguments), stream)
             lib.call("pkv_device_synchronize", handle, stream)
     except PkvError as e:
         return str(e)
@@ -175,25 +175,27 @@ class DecodePlans:
         [>= rows, pages] on the device. Rows without tokens have length 0."""
         shares = self.shares(rows)
         plan = self._plans[q_len, shares]
-        table = _table(block_table)
         # Ids are not promised to be chained: a block may be computed twice before it is cached.
         if isinstance(plan, HostPlan):
             lengths = integers(seq_lens[:rows], "seq_lens", rows)
+            table = _table(block_table)
             plan.build(self.plan_class.shape(q_len), self._options(shares), lengths, table)
         else:
+            table = _table(block_table) if shares else None
             plan.build(rows, seq_lens.data_ptr(), stream, table)
 
     def attend(self, rows: int, q_len: int, args: Any, stream: int) -> None:
         """One layer of the batch that was built last with `rows` and q_len: args as
-        pkv_attention_args wants them, plan and workspace left out."""
+        LayerCall.arguments() gives them."""
         plan = self._plans[q_len, self.shares(rows)]
-        with self.executor.calling() as handle:
-            if isinstance(plan, HostPlan):
-                args.plan = plan.address
-                args.workspace, args.workspace_bytes = plan.workspace_at, plan.workspace_bytes
-                lib.call("pkv_attention_run", handle, ctypes.byref(args))
-            else:
-                lib.call("pkv_device_attention", handle, plan.handle, ctypes.byref(args), stream)
+        if isinstance(plan, HostPlan):
+            struct = args._obj
+            struct.plan = plan.address
+            struct.workspace, struct.workspace_bytes = plan.workspace_at, plan.workspace_bytes
+            executor = self.executor
+            executor.run(lib.function("pkv_attention_run"), executor.handle, args)
+        else:
+            plan.attend(args, stream)
 
 
 class LayerCall:
@@ -222,19 +224,35 @@ class LayerCall:
         args.scale, args.soft_cap = scale, soft_cap
         if sinks is not None:
             args.sinks = sinks.data_ptr()
-        self._args = args
+        self._args, self._at = args, ctypes.byref(args)
+        self._like: tuple[Any, ...] = ()  # the call that the struct describes
 
     def arguments(self, query: Any, output: Any, block_table: Any, lse: Any = None) -> Any:
-        """The struct for one call: query, output [tokens, heads, d] with the last dimension
-        contiguous; lse float32 [tokens, heads] in natural logarithms, or None."""
+        """byref of the struct for one call, the same one each time: query, output [tokens, heads,
+        d] with the last dimension contiguous; lse float32 [tokens, heads] in natural logarithms,
+        or None."""
         args = self._args
-        args.q_dtype, args.q = _QUERY[str(query.dtype)], query.data_ptr()
+        like = (
+            query.stride(),
+            query.dtype,
+            output.stride(),
+            output.dtype,
+            block_table.stride(),
+            block_table.shape[1],
+        )
+        if lse is not None or like != self._like:
+            self._describe(query, output, block_table, lse)
+            self._like = () if lse is not None else like
+        args.q, args.out = query.data_ptr(), output.data_ptr()
+        args.block_table = block_table.data_ptr()
+        return self._at
+
+    def _describe(self, query: Any, output: Any, block_table: Any, lse: Any) -> None:
+        """Everything but the three addresses: calls of a layer differ in those alone, mostly."""
+        args = self._args
+        args.q_dtype, args.out_dtype = _QUERY[str(query.dtype)], _QUERY[str(output.dtype)]
         args.q_token_stride, args.q_head_stride = query.stride(0), query.stride(1)
-        args.out_dtype = _QUERY[str(output.dtype)]
-        args.out = output.data_ptr()
         args.out_token_stride, args.out_head_stride = output.stride(0), output.stride(1)
-        args.block_table, args.max_pages = block_table.data_ptr(), block_table.shape[1]
-        args.block_table_stride = block_table.stride(0)
+        args.max_pages, args.block_table_stride = block_table.shape[1], block_table.stride(0)
         args.lse = None if lse is None else lse.data_ptr()
         args.lse_token_stride = 0 if lse is None else lse.stride(0)
-        return args

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
@@ -24,6 +26,7 @@ from vllm.v1.attention.backends.flash_attn import (
 from vllm.v1.attention.backends.utils import split_decodes_and_prefills
 
 from .. import _abi
+from ..executor import current_stream
 from . import backend_name
 from .decode_plans import DecodePlans, LayerCall, PlanClass
 from .engine_cache import c_cache
@@ -271,7 +274,7 @@ class PersistentKVMetadataBuilder(FlashAttentionMetadataBuilder):
             tokens = rows * q_len
             stream = 0
             if self.device.type == "cuda":
-                stream = torch.cuda.current_stream(self.device).cuda_stream
+                stream = current_stream(common.seq_lens.get_device())
             for plans in self._classes.values():
                 plans.build(rows, q_len, common.seq_lens, common.block_table_tensor, stream)
             metadata.decode_rows, metadata.decode_tokens = rows, tokens
@@ -345,6 +348,7 @@ class PersistentKVImpl(FlashAttentionImpl):
         self._window = 0 if self.sliding_window is None else self.sliding_window[0] + 1
         self._call: LayerCall | None = None
         self._call_of: tuple[int, ...] = ()
+        self._seen: Callable[[], Any] = _nothing  # the tensor that it was looked up for last
         self._sinks: torch.Tensor | None = None
 
     def give_up(self, reason: str) -> None:
@@ -376,7 +380,7 @@ class PersistentKVImpl(FlashAttentionImpl):
         arguments = call.arguments(query, output, table)
         stream = 0
         if query.is_cuda:
-            stream = torch.cuda.current_stream(query.device).cuda_stream
+            stream = current_stream(query.get_device())
         plans, rows = metadata.plans[self._window], metadata.decode_rows
         plans.attend(rows, metadata.decode_q_len, arguments, stream)
         if metadata.prefill is not None:
@@ -406,6 +410,8 @@ class PersistentKVImpl(FlashAttentionImpl):
             self._sinks = self.sinks.detach().float().contiguous()
 
     def _layer_call(self, layer: torch.nn.Module, kv_cache: torch.Tensor) -> LayerCall:
+        if self._call is not None and kv_cache is self._seen():
+            return self._call
         key = (kv_cache.data_ptr(), *kv_cache.shape, *kv_cache.stride())
         if self._call is None or key != self._call_of:
             self._prepare(layer)
@@ -420,7 +426,12 @@ class PersistentKVImpl(FlashAttentionImpl):
                 **scales,
             )
             self._call_of = key
+        self._seen = weakref.ref(kv_cache)
         return self._call
+
+
+def _nothing() -> None:
+    return None
 
 
 def _scale(layer: Any, which: str) -> Any:
