@@ -83,6 +83,33 @@ def test_fp8_beside_float64(backend):
     check(out, harness.expected(layer, common, fp8.to(torch.bfloat16), q))
 
 
+@pytest.mark.parametrize("name", ["medium_decode", "large_decode", "long_decode"])
+def test_fp8_is_nearer_to_float64_than_the_engine(backend, name):
+    """One cache, the queries in 16 bits: what differs is each side's arithmetic. The engine
+    multiplies queries and probabilities in e4m3, libpkv in 16 bits."""
+    from persistentkv.vllm.paged_backend import PersistentKVMetadataBuilder
+
+    rows = BATCHES.get(name) or [(n, 1) for n in (8000, 30, 4097, 1)]
+    harness = Harness(backend, "cuda", 32, 8, 128, blocks=600)
+    layer = harness.layer(dtype="fp8")
+    builder = harness.builder({"a": layer}, **LIMITS)
+    fp8 = harness.cache().to(torch.float8_e4m3fn)
+    cache, common = fp8.view(torch.uint8), harness.batch(rows)
+    q, k, v = harness.queries(common.num_actual_tokens)
+    ours, engine = (torch.zeros((len(q), 32, 128), device="cuda").bfloat16() for _ in range(2))
+    layer.impl.forward(layer, q, k, v, cache, builder.build(0, common), ours)
+    whole = super(PersistentKVMetadataBuilder, builder).build(0, common)
+    layer.impl._by_engine(layer, (q, k, v, cache, whole, engine), None, None)
+    wanted = harness.expected(layer, common, fp8.to(torch.bfloat16), q)
+    size = wanted.square().mean().sqrt()
+    errors = {
+        side: ((out.float().cpu() - wanted).square().mean().sqrt() / size).item()
+        for side, out in (("libpkv", ours), ("the engine", engine))
+    }
+    print(f"fp8, {name}: rms error over rms of float64: {errors}")
+    assert errors["libpkv"] < 4e-3 and errors["libpkv"] < errors["the engine"] / 2, errors
+
+
 @pytest.mark.parametrize("rows", [1, 8, 16])
 @pytest.mark.parametrize("pages", [0, 4])
 def test_rows_on_one_prefix(backend, rows, pages):
