@@ -219,7 +219,7 @@ typedef struct pkv_cache {
  * ------------------------------------------------------------------------------------------ */
 
 typedef enum pkv_layout {
-  /* [page, head, token, d]: a page of one KV head is one contiguous run (default). */
+  /* [page, head, token, d]: K (and V) of a page and KV head is one contiguous run (default). */
   PKV_LAYOUT_HND = 0,
   PKV_LAYOUT_NHD = 1 /* [page, token, head, d] */
 } pkv_layout;

@@ -9,11 +9,10 @@
 /*
  * Large blocks (K/V storage above all) ask for transparent huge pages: attention walks K and V in
  * runs of a few KiB at random places, and with 4 KiB pages address translation is what limits it.
- * Not small ones: every layer's part is touched at once, 2 MiB at a time, which costs a short run
- * more time and memory than it saves.
+ * A pool lays its pages out so that those in use lie together: they cost no more than they fill.
  */
 #define HUGE_PAGE      ((size_t)2 << 20)
-#define HUGE_PAGE_FROM ((size_t)256 << 20)
+#define HUGE_PAGE_FROM ((size_t)16 << 20)
 
 static void *default_alloc(void *ctx, size_t size, size_t align) {
   (void)ctx;

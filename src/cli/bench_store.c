@@ -42,6 +42,11 @@ static void huge_free(void *ctx, void *ptr, size_t size) {
     (void)munmap(ptr, huge_bytes(size));
 }
 
+/* From a page's K and V to the next page's. */
+static size_t page_bytes(const pkv_cache *c) {
+  return (size_t)c->k_page_stride * pkv_dtype_bytes(c->dtype);
+}
+
 pkv_status bench_store_init(bench_store *out, const pkv_shape *shape, pkv_dtype dtype,
                             pkv_layout layout, int64_t pages, bool huge, uint64_t seed,
                             pkv_error *err) {
@@ -69,10 +74,10 @@ pkv_status bench_store_init(bench_store *out, const pkv_shape *shape, pkv_dtype 
   pkv_rng_init(&rng, seed);
   for (int64_t i = 0; i < (int64_t)TABLE_ROWS * shape->head_dim; i++)
     pkv_store(rows, dtype, i, (float)pkv_rng_normal(&rng));
-  /* the pool is dense in either layout: all its rows of head_dim one after another */
-  const int64_t count = pages * shape->page_tokens * shape->kv_heads;
-  for (int side = 0; side < 2; side++) {
-    unsigned char *to = side ? out->cache.v : out->cache.k;
+  /* a page of the pool is dense in either layout: its rows of head_dim one after another */
+  const int64_t count = 2 * (int64_t)shape->page_tokens * shape->kv_heads;
+  for (int64_t page = 0; page < pages; page++) {
+    unsigned char *to = (unsigned char *)out->cache.k + (size_t)page * page_bytes(&out->cache);
     for (int64_t i = 0; i < count; i++)
       memcpy(to + (size_t)i * row_bytes, rows + (pkv_rng_next(&rng) % TABLE_ROWS) * row_bytes,
              row_bytes);
@@ -137,20 +142,21 @@ typedef struct read_job {
   const bench_batch *batch;
   const int32_t *ids;
   int64_t tasks_a_row; /* of the longest row */
-  int64_t at, bytes;   /* plain read: where in K and V, how much of each */
+  int64_t at, bytes;   /* plain read: where in the pages, how much */
   _Atomic uint64_t sum;
 } read_job;
 
-/* The first `count` tokens of a page of K or V, all heads: one run, but for a cut page of HND. */
+/* The first `count` tokens of a page, K and V of all heads: one run, but for a cut page. */
 static uint64_t sum_page(const pkv_cache *c, const unsigned char *page, const unsigned char *next,
                          int64_t count) {
   const size_t row = (size_t)c->head_dim * pkv_dtype_bytes(c->dtype);
-  const size_t heads = (size_t)c->kv_heads, tokens = (size_t)c->page_tokens;
+  const size_t tokens = (size_t)c->page_tokens, heads = (size_t)c->kv_heads;
+  if (count == c->page_tokens) return sum_bytes(page, 2 * tokens * heads * row, next);
+  const bool hnd = c->k_token_stride == c->head_dim;
+  const size_t runs = hnd ? 2 * heads : 2, run = tokens * (hnd ? 1 : heads) * row;
   uint64_t sum = 0;
-  if (count == c->page_tokens || c->k_token_stride > c->head_dim)
-    return sum_bytes(page, (size_t)count * heads * row, next);
-  for (size_t head = 0; head < heads; head++)
-    sum += sum_bytes(page + head * tokens * row, (size_t)count * row, next + head * tokens * row);
+  for (size_t i = 0; i < runs; i++)
+    sum += sum_bytes(page + i * run, (size_t)count * (run / tokens), next + i * run);
   return sum;
 }
 
@@ -162,7 +168,6 @@ static void null_task(void *ctx, int64_t item, int32_t worker) {
   const int64_t row = item / job->tasks_a_row;
   const int64_t length = job->batch->lengths[row];
   const int32_t *ids = job->ids + row * job->batch->max_pages;
-  const size_t page_bytes = (size_t)c->k_page_stride * pkv_dtype_bytes(c->dtype);
   /* a window starts with a whole page: less than a page more than attention has to read */
   const int64_t seen = first_token(job->store, (int32_t)length) / c->page_tokens;
   const int64_t borrowed = job->batch->borrowed[row], first = seen > borrowed ? seen : borrowed;
@@ -174,10 +179,10 @@ static void null_task(void *ctx, int64_t item, int32_t worker) {
   for (; page < end; page++) {
     const int64_t left = length - page * c->page_tokens;
     const int64_t count = left < c->page_tokens ? left : c->page_tokens;
-    const size_t at = (size_t)ids[page] * page_bytes;
-    const size_t next = (size_t)ids[page + 1 < end ? page + 1 : page] * page_bytes;
-    const unsigned char *k = c->k, *v = c->v;
-    sum += sum_page(c, k + at, k + next, count) + sum_page(c, v + at, v + next, count);
+    const size_t at = (size_t)ids[page] * page_bytes(c);
+    const size_t next = (size_t)ids[page + 1 < end ? page + 1 : page] * page_bytes(c);
+    const unsigned char *kv = c->k;
+    sum += sum_page(c, kv + at, kv + next, count);
   }
   atomic_fetch_add_explicit(&job->sum, sum, memory_order_relaxed);
 }
@@ -193,20 +198,19 @@ uint64_t bench_null_read(pkv_workers *workers, const bench_store *store, const b
 static void plain_task(void *ctx, int64_t item, int32_t worker) {
   (void)worker;
   read_job *job = ctx;
-  const unsigned char *side = item % 2 ? job->store->cache.v : job->store->cache.k;
-  const int64_t begin = item / 2 * TASK_BYTES;
-  const int64_t left = job->bytes - begin;
+  const unsigned char *kv = job->store->cache.k;
+  const int64_t begin = item * TASK_BYTES, left = job->bytes - begin;
   const size_t size = (size_t)(left < TASK_BYTES ? left : TASK_BYTES);
-  const uint64_t sum = sum_bytes(side + job->at + begin, size, NULL);
+  const uint64_t sum = sum_bytes(kv + job->at + begin, size, NULL);
   atomic_fetch_add_explicit(&job->sum, sum, memory_order_relaxed);
 }
 
 uint64_t bench_plain_read(pkv_workers *workers, const bench_store *store, int64_t bytes) {
   const pkv_cache *c = &store->cache;
-  const int64_t page_bytes = c->k_page_stride * (int64_t)pkv_dtype_bytes(c->dtype);
-  read_job job = {.store = store, .bytes = bytes / 2, .at = store->placed * page_bytes};
-  if (job.at + job.bytes > c->pages * page_bytes) job.at = c->pages * page_bytes - job.bytes;
+  const int64_t one = (int64_t)page_bytes(c);
+  read_job job = {.store = store, .bytes = bytes, .at = store->placed * one};
+  if (job.at + job.bytes > c->pages * one) job.at = c->pages * one - job.bytes;
   if (job.at < 0) job.at = 0;
-  pkv_workers_run(workers, plain_task, &job, 2 * ((job.bytes + TASK_BYTES - 1) / TASK_BYTES));
+  pkv_workers_run(workers, plain_task, &job, (job.bytes + TASK_BYTES - 1) / TASK_BYTES);
   return atomic_load(&job.sum);
 }

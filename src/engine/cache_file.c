@@ -81,31 +81,32 @@ static void describe(uint64_t fields[FIELDS], const pkv_engine *e) {
   memcpy(fields, values, sizeof values);
 }
 
-static size_t k_bytes(const pkv_cache *c) {
-  return (size_t)c->k_page_stride * pkv_dtype_bytes(c->dtype);
-}
-
-static size_t v_bytes(const pkv_cache *c) {
-  return (size_t)c->v_page_stride * pkv_dtype_bytes(c->dtype);
+/* Bytes of a page's K, or V, of one layer and head: one run in the engine's pool. */
+static size_t head_bytes(const pkv_cache *c) {
+  return (size_t)c->page_tokens * (size_t)c->head_dim * pkv_dtype_bytes(c->dtype);
 }
 
 static size_t entry_bytes(const pkv_engine *e) {
-  size_t bytes = ENTRY_HEAD + (size_t)e->options.page_tokens * 4;
-  for (int32_t i = 0; i < e->shape.layers; i++)
-    bytes += k_bytes(&e->caches[i]) + v_bytes(&e->caches[i]);
-  return bytes;
+  const pkv_cache *const c = &e->caches[0];
+  const size_t layer = 2 * (size_t)c->kv_heads * head_bytes(c);
+  return ENTRY_HEAD + (size_t)e->options.page_tokens * 4 + (size_t)e->shape.layers * layer;
 }
 
-/* A page's K and V between the pool and a record: the engine's pool has whole pages in one run. */
+/* A page's K and V between the pool and a record: of each layer K of all heads, then V. */
 static void copy_page(const pkv_engine *e, int32_t page, unsigned char *record, bool load) {
   for (int32_t i = 0; i < e->shape.layers; i++) {
     const pkv_cache *const c = &e->caches[i];
-    unsigned char *const k = (unsigned char *)c->k + (size_t)page * k_bytes(c);
-    unsigned char *const v = (unsigned char *)c->v + (size_t)page * v_bytes(c);
-    memcpy(load ? k : record, load ? record : k, k_bytes(c));
-    record += k_bytes(c);
-    memcpy(load ? v : record, load ? record : v, v_bytes(c));
-    record += v_bytes(c);
+    const size_t run = head_bytes(c);
+    const int64_t size = (int64_t)pkv_dtype_bytes(c->dtype);
+    PKV_ASSERT(c->k_token_stride == c->head_dim && c->v_token_stride == c->head_dim);
+    for (int32_t h = 0; h < 2 * c->kv_heads; h++, record += run) {
+      const bool is_v = h >= c->kv_heads;
+      const int64_t head = is_v ? h - c->kv_heads : h;
+      const int64_t at = is_v ? page * c->v_page_stride + head * c->v_head_stride
+                              : page * c->k_page_stride + head * c->k_head_stride;
+      unsigned char *const kv = (unsigned char *)(is_v ? c->v : c->k) + at * size;
+      memcpy(load ? kv : record, load ? record : kv, run);
+    }
   }
 }
 

@@ -216,33 +216,44 @@ static pkv_status shape_of(pkv_cache *c, const pkv_pool_options *o, pkv_error *e
   c->k_scale = o->k_scale;
   c->v_scale = o->v_scale;
   PKV_TRY(pkv_cache_check_shape(c, "options->", err));
-  /* At most 2^31 heads of 2^18 elements: nothing here overflows. */
+  return PKV_OK;
+}
+
+/*
+ * Where pages lie: [page][layer][head][K, V][token][d], or [page][layer][K, V][token][head][d] in
+ * NHD. What one page of tokens needs in all layers lies together: huge pages hold what is in use
+ * and nothing else, and K of a head runs on into its V, as they are read one after the other
+ * (docs/notes/cpu-attention.md).
+ */
+#define ODD_PAGES ((int64_t)8192) /* a page's bytes are no multiple of it, from here on .. */
+#define ODD_FROM  ((int64_t)65536)
+
+/* Strides of `c`; *layer and *total are the bytes of a layer's part of a page and of all pages. */
+static pkv_status place_pages(pkv_cache *c, int64_t *layer, size_t *total, pkv_layout layout,
+                              int32_t layers, pkv_error *err) {
+  /* At most 2^31 heads of 2^18 elements: the products of a layer do not overflow. */
   const int64_t tokens = c->page_tokens, heads = c->kv_heads, dim = c->head_dim;
-  const bool hnd = o->layout == PKV_LAYOUT_HND;
+  const int64_t size = (int64_t)pkv_dtype_bytes(c->dtype);
+  const bool hnd = layout == PKV_LAYOUT_HND;
   c->k_token_stride = c->v_token_stride = hnd ? dim : heads * dim;
-  c->k_head_stride = c->v_head_stride = hnd ? tokens * dim : dim;
-  c->k_page_stride = c->v_page_stride = tokens * heads * dim;
+  c->k_head_stride = c->v_head_stride = hnd ? 2 * tokens * dim : dim;
+  *layer = 2 * tokens * heads * dim * size;
+  int64_t page = 0, all = 0;
+  bool fits = !__builtin_mul_overflow(*layer, layers, &page);
+  /* Pages at a power of two from one another would fall on the same few lines of the caches. */
+  if (fits && page >= ODD_FROM && page % ODD_PAGES == 0)
+    fits = !__builtin_add_overflow(page, ODD_PAGES / 2, &page);
+  fits = fits && !__builtin_mul_overflow(page, c->pages, &all) && all <= PTRDIFF_MAX;
+  PKV_CHECK(err, fits, PKV_E_LIMIT,
+            "options->pages is %lld with %d layers: more than the address space",
+            (long long)c->pages, layers);
+  c->k_page_stride = c->v_page_stride = page / size;
+  *total = (size_t)all;
   return PKV_OK;
 }
 
 static float scale_or_one(float scale) {
   return scale == 0.0f ? 1.0f : scale;
-}
-
-/* Bytes of K (or V) of one layer, rounded up so that the next one is aligned; then of all. */
-static pkv_status storage_size(size_t *region, size_t *total, const pkv_cache *c, int32_t layers,
-                               pkv_error *err) {
-  size_t bytes = 0, all = 0;
-  const bool fits = pkv_mul_size(&bytes, (size_t)c->k_page_stride, (size_t)c->pages) &&
-                    pkv_mul_size(&bytes, bytes, pkv_dtype_bytes(c->dtype)) &&
-                    pkv_add_size(&bytes, bytes, PKV_CACHE_LINE - 1) &&
-                    pkv_mul_size(&all, bytes & ~(size_t)(PKV_CACHE_LINE - 1), 2 * (size_t)layers);
-  PKV_CHECK(err, fits && all <= PTRDIFF_MAX, PKV_E_LIMIT,
-            "options->pages is %lld with %d layers: more than the address space",
-            (long long)c->pages, layers);
-  *region = bytes & ~(size_t)(PKV_CACHE_LINE - 1);
-  *total = all;
-  return PKV_OK;
 }
 
 pkv_status pkv_pool_create(pkv_pool **out, const pkv_pool_options *options, pkv_error *err) {
@@ -251,8 +262,9 @@ pkv_status pkv_pool_create(pkv_pool **out, const pkv_pool_options *options, pkv_
   pkv_cache c;
   PKV_TRY(shape_of(&c, options, err));
   const int32_t layers = options->layers == 0 ? 1 : options->layers;
-  size_t region = 0, total = 0;
-  PKV_TRY(storage_size(&region, &total, &c, layers, err));
+  int64_t layer = 0;
+  size_t total = 0;
+  PKV_TRY(place_pages(&c, &layer, &total, options->layout, layers, err));
   pkv_pool *pool;
   PKV_TRY(pool_new(&pool, layers, c.pages, options->allocator, err));
   pool->storage = pkv_alloc(&pool->allocator, total);
@@ -264,9 +276,11 @@ pkv_status pkv_pool_create(pkv_pool **out, const pkv_pool_options *options, pkv_
   pool->storage_bytes = total;
   c.k_scale = scale_or_one(c.k_scale);
   c.v_scale = scale_or_one(c.v_scale);
+  const int64_t one = (int64_t)c.page_tokens * c.head_dim;
+  const int64_t k_run = options->layout == PKV_LAYOUT_HND ? one : one * c.kv_heads;
   for (int32_t i = 0; i < layers; i++) {
-    c.k = (unsigned char *)pool->storage + (size_t)(2 * i) * region;
-    c.v = (unsigned char *)c.k + region;
+    c.k = (unsigned char *)pool->storage + i * layer;
+    c.v = (unsigned char *)c.k + (size_t)k_run * pkv_dtype_bytes(c.dtype);
     pool->caches[i] = c;
   }
   *out = pool;

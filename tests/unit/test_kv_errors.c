@@ -95,8 +95,9 @@ static void create_defaults(void **state) {
   assert_int_equal(c.page_tokens, 16);
   assert_true(c.k_scale == 1.0f && c.v_scale == 1.0f);
   assert_int_equal(c.k_token_stride, 16);
-  assert_int_equal(c.k_head_stride, 256);
-  assert_int_equal(c.k_page_stride, 512);
+  assert_int_equal(c.k_head_stride, 2 * 256); /* K and V of a head side by side */
+  assert_int_equal(c.k_page_stride, 2 * 512);
+  assert_int_equal((const unsigned char *)c.v - (const unsigned char *)c.k, 256 * 2);
   REFUSED(pkv_pool_cache(&c, pool, 1, &err), PKV_E_RANGE, "layer is 1");
   REFUSED(pkv_pool_cache(&c, pool, -1, &err), PKV_E_RANGE, "layer is -1");
   REFUSED(pkv_pool_cache(NULL, pool, 0, &err), PKV_E_INVALID, "out");
@@ -108,7 +109,15 @@ static void create_defaults(void **state) {
   ACCEPTED(pkv_pool_cache(&c, pool, 0, &err));
   assert_int_equal(c.v_token_stride, 32);
   assert_int_equal(c.v_head_stride, 16);
-  assert_int_equal(c.v_page_stride, 512);
+  assert_int_equal(c.v_page_stride, 2 * 512);
+  pkv_pool_destroy(pool);
+  /* 64 KiB a page of four layers: half of 8 KiB more keeps pages off the same cache lines. */
+  o = small_options();
+  o.kv_heads = 8, o.head_dim = 128, o.pages = 2, o.dtype = PKV_DTYPE_F16, o.layers = 4;
+  ACCEPTED(pkv_pool_create(&pool, &o, &err));
+  ACCEPTED(pkv_pool_cache(&c, pool, 3, &err));
+  assert_int_equal(c.k_page_stride * 2, 65536 + 4096);
+  assert_int_equal((const unsigned char *)c.k - (const unsigned char *)pool->storage, 3 * 16384);
   pkv_pool_destroy(pool);
   pkv_pool_destroy(NULL);
 }

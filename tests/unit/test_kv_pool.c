@@ -400,7 +400,7 @@ static void most_pages(void **state) {
   OK(pkv_pool_cache(&c, pool, 0, &err));
   unsigned char *last = (unsigned char *)c.v + at(&c, 1, ids[0], 0, 0);
   memset(last, 0x77, 8);
-  assert_ptr_equal(last + 8, (unsigned char *)c.v + (size_t)8 * INT32_MAX);
+  assert_ptr_equal(last + 8, (unsigned char *)c.k + (size_t)16 * INT32_MAX);
   assert_int_equal(pkv_pool_alloc(ids, pool, 1, &err), PKV_E_NO_PAGES);
   pkv_pool_destroy(pool);
 }

@@ -147,16 +147,17 @@ INLINE void qk_step(float *scores, const float *q, int32_t stride, const token_p
   }
   int32_t c = 0;
   for (; c + VL <= head_dim; c += VL) {
-    vf key[4];
+    /* Queries are held, keys come one by one: three rows by four tokens fill 16 registers. */
+    vf query[4];
     UNROLL
-    for (int t = 0; t < count; t++)
-      key[t] = vf_kv(dtype, k[j + t] + c * bytes);
+    for (int r = 0; r < rows; r++)
+      query[r] = vf_load(q + r * stride + c);
     UNROLL
-    for (int r = 0; r < rows; r++) {
-      const vf query = vf_load(q + r * stride + c);
+    for (int t = 0; t < count; t++) {
+      const vf key = vf_kv(dtype, k[j + t] + c * bytes);
       UNROLL
-      for (int t = 0; t < count; t++)
-        acc[r][t] = vf_fma(query, key[t], acc[r][t]);
+      for (int r = 0; r < rows; r++)
+        acc[r][t] = vf_fma(query[r], key, acc[r][t]);
     }
   }
 #if VL == 16
