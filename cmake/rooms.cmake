@@ -120,17 +120,17 @@ function(pkv_shared name)
     -Wl,--version-script=${script} -Wl,-Bsymbolic-functions -Wl,-z,defs -Wl,--as-needed)
 endfunction()
 
-# The command `pkv` from the given rooms.
+# The command `pkv` from the given rooms; <target>_parts are its objects, which tests link as well.
 function(pkv_command target)
   pkv_room_sources(sources ${ARGN})
-  if(sources)
-    add_executable(${target} ${sources})
-    pkv_isa_flags(${target} ${sources})
-    set_target_properties(${target} PROPERTIES OUTPUT_NAME pkv)
-    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)
-    target_link_libraries(${target} PRIVATE pkv_flags pkv_engine pkv PkgConfig::JANSSON
-      PkgConfig::MICROHTTPD)
-  endif()
+  set(libraries pkv_flags pkv_server pkv_engine pkv PkgConfig::JANSSON)
+  add_library(${target}_parts OBJECT ${sources})
+  pkv_isa_flags(${target}_parts ${sources})
+  target_include_directories(${target}_parts PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(${target}_parts PRIVATE ${libraries})
+  add_executable(${target} $<TARGET_OBJECTS:${target}_parts>)
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME pkv)
+  target_link_libraries(${target} PRIVATE ${libraries})
 endfunction()
 
 # CUDA, where it is wanted, there is a compiler, and the room has files. Sets PKV_HAVE_CUDA.
@@ -148,6 +148,12 @@ macro(pkv_find_cuda)
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
     set(PKV_HAVE_CUDA ON)
+    if(PKV_CUDA_STRICT)
+      file(GLOB fast_sets CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/backend/cuda/decode_*_64.cu
+        ${PROJECT_SOURCE_DIR}/src/backend/cuda/decode_*_128.cu)
+      set_source_files_properties(${fast_sets} PROPERTIES COMPILE_OPTIONS
+        "-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error")
+    endif()
   endif()
 endmacro()
 

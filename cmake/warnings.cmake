@@ -15,6 +15,10 @@ if(PKV_SANITIZE)
   target_compile_options(pkv_flags INTERFACE -fsanitize=${PKV_SANITIZE} -fno-omit-frame-pointer
     -fno-sanitize-recover=all)
   target_link_options(pkv_flags INTERFACE -fsanitize=${PKV_SANITIZE})
+  if(NOT PKV_FUZZ)
+    # Half the time to compile, and the checks are the same.
+    target_compile_options(pkv_flags INTERFACE -O1 -g1)
+  endif()
   # Instrumented code hides from gcc what it sees in a plain build.
   if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
     target_compile_options(pkv_flags INTERFACE -Wno-maybe-uninitialized)

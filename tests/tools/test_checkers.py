@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The checkers can fail: each rule is shown a bad example, and a near miss that must pass."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -271,6 +273,33 @@ class CheckAbi(Tree):
         self.assertEqual(code, 1)
         self.assertIn("pkv_new is declared in include/pkv but not listed", out)
         self.assertIn("pkv_gone is listed in tools/abi.txt but not declared", out)
+
+
+@unittest.skipUnless(shutil.which("clang"), "there is no clang")
+class CheckClang(Tree):
+    """What the compiler of the build folder says is heard; nothing to read is no success."""
+
+    def read(self, *texts):
+        entries = []
+        for i, text in enumerate(texts):
+            self.write(f"x{i}.c", text)
+            command = f"/usr/bin/ccache clang -Wall -Werror -o x.o -c {self.root}/x{i}.c"
+            entries.append({"directory": self.root, "file": f"x{i}.c", "command": command})
+        self.write("compile_commands.json", json.dumps(entries))
+        command = [sys.executable, os.path.join(TOOLS, "check_clang"), self.root]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    def test_read(self):
+        self.assertEqual(self.read("int f(void) { return 1; }\n")[0], 0)
+        unused = "int g(void) { int unused; return 1; }\n"
+        code, out = self.read("int f(void) { return 1; }\n", unused)
+        self.assertEqual(code, 1)
+        self.assertIn("unused", out)
+        self.assertFalse(os.path.exists(os.path.join(self.root, "x.o")))
+
+    def test_nothing(self):
+        self.assertEqual(self.read()[0], 2)
 
 
 if __name__ == "__main__":
