@@ -11,6 +11,8 @@
 #include "base/status.h"
 #include "cli/command.h"
 
+#define WAITS 8 /* steps that prompts may take beyond full chunks */
+
 /* An engine for one cell, and how many tokens each of its sequences has got. */
 typedef struct bench_driver {
   pkv_engine *engine;
@@ -52,11 +54,15 @@ static pkv_status driver_open(bench_driver *d, const bench_subject *s, int32_t r
   return pkv_engine_create(&d->engine, s->model, &options, err);
 }
 
-static void draw_prompt(const bench_driver *d, const bench_subject *s, uint64_t stream) {
+static void draw_tokens(int32_t *to, int32_t count, const bench_subject *s, uint64_t stream) {
   pkv_rng rng;
   pkv_rng_init(&rng, s->seed + stream);
-  for (int32_t i = 0; i < d->prompt_tokens; i++)
-    d->prompt[i] = (int32_t)pkv_rng_below(&rng, (uint64_t)s->vocab);
+  for (int32_t i = 0; i < count; i++)
+    to[i] = (int32_t)pkv_rng_below(&rng, (uint64_t)s->vocab);
+}
+
+static void draw_prompt(const bench_driver *d, const bench_subject *s, uint64_t stream) {
+  draw_tokens(d->prompt, d->prompt_tokens, s, stream);
 }
 
 static pkv_status submit(bench_driver *d, int32_t row, int32_t answer, pkv_error *err) {
@@ -197,53 +203,81 @@ pkv_status bench_generate(bench_figure *out, const bench_subject *subject, int32
   return status;
 }
 
-typedef struct together_cell {
-  int32_t sequences, prompt, tokens, shared;
-  int32_t answer; /* tokens asked for: none may end while the last is being prefilled */
-} together_cell;
+/* Prompt tokens that are computed: those of a group once. */
+static int64_t crowd_prompts(const bench_crowd *c) {
+  const bool grouped = c->groups > 0 && c->groups < c->sequences;
+  const int64_t prompts = grouped ? c->groups : c->sequences;
+  return prompts * c->prompt + (int64_t)c->sequences * c->suffix;
+}
+
+/* Tokens asked for: no sequence may end while the last is being prefilled. */
+static int64_t crowd_answer(const bench_crowd *c, const bench_subject *s) {
+  const int64_t chunk = s->options.prefill_chunk > 0 ? s->options.prefill_chunk : 512;
+  return c->tokens + crowd_prompts(c) / chunk + WAITS + c->groups;
+}
+
+int64_t bench_crowd_longest(const bench_crowd *c, const bench_subject *subject) {
+  return (int64_t)c->prompt + c->suffix + crowd_answer(c, subject);
+}
+
+static void draw_crowd(const bench_driver *d, const bench_subject *s, const bench_crowd *c,
+                       int32_t repetition, int32_t row) {
+  const uint64_t first = (uint64_t)(repetition + 1) * 4096u;
+  const int32_t group = c->groups > 0 ? row % c->groups : row;
+  draw_tokens(d->prompt, c->prompt, s, first + (uint64_t)group);
+  draw_tokens(d->prompt + c->prompt, c->suffix, s, first + 2048u + (uint64_t)row);
+}
 
 static pkv_status together_once(bench_figure out[2], bench_driver *d, const bench_subject *s,
-                                const together_cell *cell, int32_t repetition, pkv_error *err) {
+                                const bench_crowd *crowd, int32_t answer, int32_t repetition,
+                                pkv_error *err) {
   const int64_t begin = pkv_clock_ns();
-  for (int32_t row = 0; row < cell->sequences; row++) {
-    if (!cell->shared || row == 0)
-      draw_prompt(d, s, (uint64_t)(repetition + 1) * 4096u + (uint64_t)row);
-    PKV_TRY(submit(d, row, cell->answer, err));
+  for (int32_t row = 0; row < crowd->sequences; row++) {
+    draw_crowd(d, s, crowd, repetition, row);
+    PKV_TRY(submit(d, row, answer, err));
   }
-  for (int32_t row = 0; row < cell->sequences; row++)
+  for (int32_t row = 0; row < crowd->sequences; row++)
     PKV_TRY(step_until(d, row, 1, err));
-  const int64_t prompts = (int64_t)cell->prompt * (cell->shared ? 1 : cell->sequences);
-  record(&out[0], repetition, rate(prompts, begin));
+  record(&out[0], repetition, rate(crowd_prompts(crowd), begin));
   d->made = 0;
   const int64_t decode_begin = pkv_clock_ns();
-  for (int32_t i = 0; i < cell->tokens; i++)
+  for (int32_t i = 0; i < crowd->tokens; i++)
     PKV_TRY(step(d, err));
   const double speed = rate(d->made, decode_begin);
-  PKV_CHECK(err, d->made == (int64_t)cell->tokens * cell->sequences, PKV_E_INTERNAL,
-            "%d steps of %d sequences made %lld tokens", (int)cell->tokens, (int)cell->sequences,
+  PKV_CHECK(err, d->made == (int64_t)crowd->tokens * crowd->sequences, PKV_E_INTERNAL,
+            "%d steps of %d sequences made %lld tokens", (int)crowd->tokens, (int)crowd->sequences,
             (long long)d->made);
   record(&out[1], repetition, speed);
   return drain(d, err);
 }
 
-pkv_status bench_together(bench_figure out[2], const bench_subject *subject, int32_t sequences,
-                          int32_t prompt, int32_t tokens, int32_t shared, pkv_error *err) {
+static void name_crowd(bench_figure *out, char kind, const bench_crowd *c) {
+  char suffix[16] = "", groups[16] = "";
+  if (c->suffix > 0) (void)snprintf(suffix, sizeof suffix, "+%d", (int)c->suffix);
+  if (c->groups == 1) (void)snprintf(groups, sizeof groups, "s");
+  if (c->groups > 1) (void)snprintf(groups, sizeof groups, "g%d", (int)c->groups);
+  figure_init(out, "tokens/s");
+  if (kind == 'p')
+    (void)snprintf(out->cell, sizeof out->cell, "pp%d%sx%d%s", (int)c->prompt, suffix,
+                   (int)c->sequences, groups);
+  else
+    (void)snprintf(out->cell, sizeof out->cell, "tg%dx%d%s", (int)c->tokens, (int)c->sequences,
+                   groups);
+}
+
+pkv_status bench_together(bench_figure out[2], const bench_subject *subject,
+                          const bench_crowd *crowd, pkv_error *err) {
   bench_driver d;
-  const int64_t all = (int64_t)sequences * prompt;
-  const int64_t chunk = subject->options.prefill_chunk > 0 ? subject->options.prefill_chunk : 512;
-  const int64_t answer = tokens + all / chunk + 8;
-  const int64_t page = subject->options.page_tokens;
-  const together_cell cell = {sequences, prompt, tokens, shared, (int32_t)answer};
-  for (int i = 0; i < 2; i++) {
-    figure_init(&out[i], "tokens/s");
-    (void)snprintf(out[i].cell, sizeof out[i].cell, "%s%dx%d%s", i == 0 ? "pp" : "tg",
-                   (int)(i == 0 ? prompt : tokens), (int)sequences, shared ? "s" : "");
-  }
-  const int64_t each = prompt + answer + 4 * page;
-  pkv_status status =
-      driver_open(&d, subject, sequences, prompt, prompt + answer, sequences * each, err);
+  const bench_crowd *const c = crowd;
+  const int64_t answer = crowd_answer(c, subject);
+  const int64_t page = subject->options.page_tokens, prompt = (int64_t)c->prompt + c->suffix;
+  name_crowd(&out[0], 'p', c);
+  name_crowd(&out[1], 't', c);
+  const int64_t own = c->suffix + answer + 4 * page; /* of each */
+  const int64_t cache = crowd_prompts(c) + c->sequences * own;
+  pkv_status status = driver_open(&d, subject, c->sequences, prompt, prompt + answer, cache, err);
   for (int32_t i = -1; i < subject->repeats && status == PKV_OK; i++)
-    status = together_once(out, &d, subject, &cell, i, err);
+    status = together_once(out, &d, subject, c, (int32_t)answer, i, err);
   driver_close(&d);
   return status;
 }

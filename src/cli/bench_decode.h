@@ -35,14 +35,23 @@ pkv_status bench_prefill(bench_figure *out, const bench_subject *subject, int32_
 /* "tg64", "tg64@d2048": one sequence, so many tokens from an empty cache or behind that many. */
 pkv_status bench_generate(bench_figure *out, const bench_subject *subject, int32_t tokens,
                           int32_t depth, pkv_error *err);
+/* `sequences` prompts of `prompt` tokens, then `tokens` more for each of them together. Sequence i
+   has the prompt of group i % groups, and `suffix` tokens of its own behind it. */
+typedef struct bench_crowd {
+  int32_t sequences, prompt, tokens;
+  int32_t groups; /* 0: as many as there are sequences */
+  int32_t suffix;
+} bench_crowd;
+
+/* Tokens that the longest sequence may have. */
+int64_t bench_crowd_longest(const bench_crowd *crowd, const bench_subject *subject);
 /*
- * `sequences` prompts of `prompt` tokens, then `tokens` more for each of them together. shared: all
- * have the same prompt. Two rows: "pp128x8", prompt tokens a second until the last has its first
- * token (a shared prompt counts once), and "tg32x8", tokens of all a second from then on. A shared
- * prompt adds "s" to either.
+ * Two rows: "pp128x8", prompt tokens a second until the last has its first token (a shared prompt
+ * counts once), and "tg32x8", tokens of all a second from then on. One group adds "s" to either,
+ * more groups "g" and their number.
  */
-pkv_status bench_together(bench_figure out[2], const bench_subject *subject, int32_t sequences,
-                          int32_t prompt, int32_t tokens, int32_t shared, pkv_error *err);
+pkv_status bench_together(bench_figure out[2], const bench_subject *subject,
+                          const bench_crowd *crowd, pkv_error *err);
 /*
  * `pkv run` of `model` in a process of its own, `repeats` times: seconds from its start to the
  * first byte of the answer, and the most memory it held (the mapped weights it touched included).

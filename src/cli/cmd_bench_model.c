@@ -21,7 +21,7 @@
 
 typedef struct bench_model_options {
   const char *model, *random, *prompts, *depths, *parallel, *csv, *commit;
-  int32_t generate, each_prompt, each_tokens, shared, no_start, device;
+  int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device;
   int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json;
   int64_t seed;
 } bench_model_options;
@@ -48,6 +48,10 @@ static const pkv_option options_table[] = {
     PKV_INT(O, each_prompt, 0, "npp", "N", "128", 1, MAX_TOKENS, "prompt of each with --parallel"),
     PKV_INT(O, each_tokens, 0, "ntg", "N", "32", 1, MAX_TOKENS, "tokens of each with --parallel"),
     PKV_FLAG(O, shared, 0, "shared-prompt", "with --parallel: all have the same prompt"),
+    PKV_INT(O, groups, 0, "groups", "N", "0", 0, MAX_ROWS,
+            "with --parallel: so many prompts, each that of as many sequences; 0 = of one"),
+    PKV_INT(O, suffix, 0, "suffix", "N", "0", 0, MAX_TOKENS,
+            "with --parallel: tokens of each sequence's own behind its prompt"),
     PKV_FLAG(O, no_start, 0, "no-start", "leave out the start of a fresh process"),
     PKV_INT(O, repeats, 'r', "repeats", "N", "5", 1, PKV_BENCH_MAX_REPEATS,
             "repetitions of each cell"),
@@ -146,11 +150,10 @@ static pkv_status run_parallel(bench_model *b, pkv_error *err) {
   bench_figure figures[2];
   for (int32_t i = 0; i < b->parallel.count; i++) {
     const int32_t sequences = b->parallel.value[i];
-    const int64_t prompts = (int64_t)sequences * b->o->each_prompt;
-    const int64_t waits = prompts / b->subject.options.prefill_chunk + 8;
-    if (!fits(b, b->o->each_prompt + b->o->each_tokens + waits, "--parallel", sequences)) continue;
-    PKV_TRY(bench_together(figures, &b->subject, sequences, b->o->each_prompt, b->o->each_tokens,
-                           b->o->shared, err));
+    const bench_crowd crowd = {sequences, b->o->each_prompt, b->o->each_tokens,
+                               b->o->shared ? 1 : b->o->groups, b->o->suffix};
+    if (!fits(b, bench_crowd_longest(&crowd, &b->subject), "--parallel", sequences)) continue;
+    PKV_TRY(bench_together(figures, &b->subject, &crowd, err));
     PKV_TRY(give(b, &figures[0], err));
     PKV_TRY(give(b, &figures[1], err));
   }
@@ -248,6 +251,8 @@ static int run(const pkv_cli *cli, const void *options) {
     return pkv_cli_usage(cli, b.o->model == NULL
                                   ? "--model FILE or --random-weights CONFIG is missing"
                                   : "--model and --random-weights exclude each other");
+  if (b.o->shared && b.o->groups > 0)
+    return pkv_cli_usage(cli, "--shared-prompt and --groups exclude each other");
   if (!parse_list(&b.prompts, b.o->prompts, MAX_TOKENS, true))
     return pkv_cli_usage(cli, "--prompt is '%s'; it takes token counts like 128,512", b.o->prompts);
   if (!parse_list(&b.depths, b.o->depths, MAX_TOKENS, false))
@@ -270,11 +275,11 @@ const pkv_command pkv_command_bench_model = {
     .details =
         "Cells: pp512 is a prompt of 512 tokens up to its first answer token; tg64 is 64 tokens "
         "decoded from an empty cache, tg64@d2048 behind 2,048 cached ones; pp128x8 and tg32x8 are "
-        "8 "
-        "sequences together, prompts first (until the last one has a token), then 32 tokens of "
-        "each; an s behind them says that all share one prompt, which then counts once. start is "
-        "the time from the start of a fresh process to the first byte of its answer, memory the "
-        "most that process held.\n\n"
+        "8 sequences together, prompts first (until the last one has a token), then 32 tokens of "
+        "each; an s behind them says that all share one prompt, g4 that they share 4, which then "
+        "count once; pp2048+32 has 32 tokens of each sequence's own behind them. start is the "
+        "time from the start of a fresh process to the first byte of its answer, memory the most "
+        "that process held.\n\n"
         "Tokens are random, speeds are tokens a second of whole engine steps, the choice of the "
         "likeliest token included. One unrecorded run comes before each cell. The CSV keeps every "
         "repetition.",

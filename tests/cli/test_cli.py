@@ -435,6 +435,15 @@ class Run(unittest.TestCase):
             self.assertEqual(code, 0)
             self.assertIn("--depth 999999 skipped", err)
             self.assertIn(b"tg2x3s", out)
+            code, out, err = pkv(*args, "--shared-prompt", "--groups", "2")
+            self.assertEqual(code, 2)
+            self.assertIn("--groups", err)
+            code, out, err = pkv("bench", "model", "-m", MODEL, "-p", "0", "-n", "0", "--no-start",
+                                 "--parallel", "3", "--npp", "33", "--ntg", "2", "--groups", "2",
+                                 "--suffix", "3", "-r", "1", "--json")
+            self.assertEqual(code, 0)
+            self.assertEqual([row["cell"] for row in json.loads(out)["rows"]],
+                             ["pp33+3x3g2", "tg2x3g2"])
             with open(csv, encoding="utf-8") as file:
                 lines = [line.rstrip("\n").split(",") for line in file]
             self.assertEqual(lines[0][:2] + lines[0][-2:], ["commit", "date", "max", "samples"])
