@@ -54,6 +54,7 @@ typedef struct prefix_match {
   int32_t pages;  /* of the cache, in match_pages; those of the fork that are whole */
   int32_t idle;   /* of them, idle by now */
   int32_t soon;   /* pages, when those that compute them now are done; more than `pages`: wait */
+  int32_t leader; /* slot of who computes them, where it is one */
 } prefix_match;
 
 /* The prompt of another answer to the same request, but for a last token to compute. */
@@ -65,6 +66,7 @@ static void match_sibling(const pkv_engine *e, const pkv_seq *s, prefix_match *m
     if (other->computed < share) {
       if (other->paused) continue;
       match->soon = pkv_pages_for(e, share);
+      match->leader = -1;
       continue;
     }
     match->source = e->running[i];
@@ -76,7 +78,7 @@ static void match_sibling(const pkv_engine *e, const pkv_seq *s, prefix_match *m
 }
 
 static prefix_match find_prefix(const pkv_engine *e, const pkv_seq *s) {
-  prefix_match match = {-1, 0, 0, 0, 0};
+  prefix_match match = {-1, 0, 0, 0, 0, -1};
   if (s->echo) return match;
   if (e->prefix != NULL) {
     const pkv_prefix_path path = {s->digests, s->tokens, s->key};
@@ -88,7 +90,9 @@ static prefix_match find_prefix(const pkv_engine *e, const pkv_seq *s) {
       const pkv_seq *const other = &e->seqs[e->running[i]];
       if (other == s || other->apart || other->follows || other->paused) continue;
       const int32_t common = common_pages(e, s, other);
-      if (common > match.soon) match.soon = common < most ? common : most;
+      if (common <= match.soon) continue;
+      match.soon = common < most ? common : most;
+      match.leader = e->running[i];
     }
   }
   match_sibling(e, s, &match);
@@ -150,6 +154,8 @@ static pkv_status take_over(pkv_engine *e, pkv_seq *s, int32_t row, const prefix
 static pkv_status join(pkv_engine *e, pkv_seq *s, const prefix_match *match, pkv_error *err) {
   s->follows = match->soon > match->pages;
   s->follow_pages = s->follows ? match->soon : 0;
+  s->leader = s->follows ? match->leader : -1;
+  s->leader_order = s->leader >= 0 ? e->seqs[s->leader].order : 0;
   if (s->follows) return PKV_OK;
   PKV_TRY(take_over(e, s, s->row, match, err));
   s->computed = match->tokens;
@@ -172,11 +178,20 @@ static pkv_status start(pkv_engine *e, int32_t slot, const prefix_match *match, 
   return join(e, s, match, err);
 }
 
+/* Whether the one that it follows is still at its prefix: nothing to search for then. */
+static bool still_waits(const pkv_engine *e, const pkv_seq *s) {
+  if (s->leader < 0) return false;
+  const pkv_seq *const leader = &e->seqs[s->leader];
+  return leader->state == PKV_SEQ_RUNNING && leader->order == s->leader_order && !leader->apart &&
+         !leader->follows && !leader->paused &&
+         leader->computed < s->follow_pages * e->options.page_tokens;
+}
+
 /* Followers whose prefix is there now, or whose leader is gone. */
 static pkv_status join_followers(pkv_engine *e, pkv_error *err) {
   for (int32_t i = 0; i < e->running_count; i++) {
     pkv_seq *const s = &e->seqs[e->running[i]];
-    if (!s->follows) continue;
+    if (!s->follows || still_waits(e, s)) continue;
     const prefix_match match = find_prefix(e, s);
     PKV_TRY(join(e, s, &match, err));
   }

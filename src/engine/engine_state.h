@@ -58,7 +58,9 @@ typedef struct pkv_seq {
   bool apart;     /* an equal page was there before its own: no more entries for this run */
   /* Runs, but its prefix is being computed by another: holds a row and nothing else until then. */
   bool follows;
-  int32_t follow_pages; /* what it will take over, by now */
+  int32_t follow_pages; /* what it will take over, by now ... */
+  int32_t leader;       /* ... from whoever is in this slot; -1 = not one alone */
+  int64_t leader_order;
   int32_t bypasses;     /* how often a later one started before it */
   bool forgotten;       /* the scheduler does not know it any more: cancelled while waiting */
   int32_t prompt;       /* tokens of the prompt */
@@ -123,7 +125,7 @@ struct pkv_engine {
   pkv_device_forward *device;
   void *device_cache; /* the pool's storage */
   size_t device_cache_bytes;
-  pkv_status copy_status; /* of a page copied since the last step */
+  pkv_status copy_status; /* of the pages copied so far: no step after a failure */
   pkv_error copy_error;
   pkv_pool *pool;
   pkv_table *table;

@@ -190,10 +190,10 @@ static pkv_status forward(pkv_engine *e, pkv_error *err) {
           e->device != NULL && pkv_device_forward_samples(e->device) ? e->sample_rows : NULL,
   };
   if (e->weights != NULL) {
-    const pkv_status copied = e->copy_status;
-    e->copy_status = PKV_OK;
-    if (copied != PKV_OK && err != NULL) *err = e->copy_error;
-    return copied != PKV_OK ? copied : pkv_device_forward_run(e->device, &batch, err);
+    /* For good: what the page should hold is nowhere else. */
+    if (e->copy_status != PKV_OK && err != NULL) *err = e->copy_error;
+    return e->copy_status != PKV_OK ? e->copy_status
+                                    : pkv_device_forward_run(e->device, &batch, err);
   }
   return pkv_forward_run(e->forward, e->caches, &batch, err);
 }

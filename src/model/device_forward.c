@@ -225,15 +225,18 @@ static pkv_status send_table(pkv_device_forward *f, int index, int32_t row, cons
   const pkv_device_class *c = &f->classes[index];
   int32_t *known = c->known + (int64_t)row * f->options.max_pages;
   int32_t first = 0, end = (seq_len + f->options.page_tokens - 1) / f->options.page_tokens;
+  if (memcmp(known, now, (size_t)end * sizeof *now) == 0) return PKV_OK;
   while (first < end && known[first] == now[first])
     first++;
   while (end > first && known[end - 1] == now[end - 1])
     end--;
-  if (first == end) return PKV_OK;
   memcpy(known + first, now + first, (size_t)(end - first) * sizeof *now);
-  return f->executor->device_ops->copy(
+  const pkv_status status = f->executor->device_ops->copy(
       f->executor, c->table + (int64_t)row * f->options.max_pages + first, known + first,
       (size_t)(end - first) * sizeof *now, f->stream, err);
+  for (int32_t i = first; i < end && status != PKV_OK; i++)
+    known[i] = -1; /* no page: they go up again */
+  return status;
 }
 
 static pkv_status send_rows(pkv_device_forward *f, const pkv_forward_group *g, int index,
@@ -417,9 +420,11 @@ static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_e
   if (b->logit_count > 0)
     PKV_TRY(ops->copy(f->executor, f->host_sampled, f->sampled,
                       (size_t)b->logit_count * sizeof *f->sampled, f->stream, err));
-  for (int64_t i = 0; b->logits && i < b->logit_count; i++)
+  /* One transfer, where rows lie as close as the host has them. */
+  const int64_t at_once = f->logit_stride == vocab ? b->logit_count : 1;
+  for (int64_t i = 0; b->logits && i < b->logit_count; i += at_once)
     PKV_TRY(ops->copy(f->executor, b->logits + i * vocab, f->logits + i * f->logit_stride,
-                      (size_t)vocab * sizeof *b->logits, f->stream, err));
+                      (size_t)(at_once * vocab) * sizeof *b->logits, f->stream, err));
   PKV_TRY(ops->synchronize(f->executor, f->stream, err));
   if (b->sampled && b->logit_count > 0)
     memcpy(b->sampled, f->host_sampled, (size_t)b->logit_count * sizeof *b->sampled);

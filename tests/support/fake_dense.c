@@ -140,6 +140,8 @@ static pkv_status run_embed(pkv_executor *executor, const void *params, pkv_erro
     for (int64_t i = 0; i < p->w.k; i++) {
       const bool known = p->ids[r] >= 0 && p->ids[r] < p->w.n;
       p->y[r * p->w.k + i] = known ? (float)weight_at(&p->w, p->ids[r], i) * p->scale : 0.0f;
+      if (known && p->ids[r] == fake_device_state.spoilt && p->ids[r] != 0)
+        p->y[r * p->w.k + i] = NAN;
     }
   return PKV_OK;
 }

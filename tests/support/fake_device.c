@@ -127,6 +127,8 @@ static pkv_status fake_copy(pkv_executor *executor, void *to, const void *from, 
                             void *stream, pkv_error *err) {
   (void)executor;
   PKV_TRY(fake_counted("copy", err));
+  PKV_CHECK(err, bytes != (size_t)fake_device_state.fail_copies_of, PKV_E_DEVICE,
+            "copy of %zu bytes: told to fail", bytes);
   PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "copy while the stream captures");
   memcpy(to, from, bytes);
   return PKV_OK;

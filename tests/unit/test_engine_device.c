@@ -159,6 +159,7 @@ static void same_samples(int32_t samples) {
   submit_all(engine, on_device, 0.7f);
   (void)drive_all(engine, 10000);
   same_texts();
+  assert_int_equal(engine->reads_logits, !samples); /* ids alone come down where it samples */
   drive_finish(engine);
 }
 
@@ -207,6 +208,77 @@ static void test_forks(void **state) {
     for (int k = 0; k < 20; k++)
       assert_int_equal(answers[i].tokens[k], answers[0].tokens[k]);
   drive_finish(engine);
+}
+
+/* A token whose embedding is not finite: the request that has it ends, the others do not notice,
+   whether the host chooses or the device. */
+static void not_finite(int32_t samples, float temperature) {
+  pkv_error err = {0};
+  pkv_engine *engine = NULL;
+  static int32_t saved[REQUESTS][PROMPT];
+  const int32_t spoilt = prompts[4][19];
+  memcpy(saved, prompts, sizeof saved);
+  for (int i = 0; i < REQUESTS; i++) /* nobody else may have it, or meet it in its answer */
+    for (int k = 0; k < PROMPT; k++)
+      if (i != 4 && prompts[i][k] == spoilt) prompts[i][k] = (spoilt + 1) % VOCAB;
+  run_cpu(temperature);
+  pkv_engine_options o = device_options();
+  o.prefix_sharing = 0;
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.samples = samples;
+  fake_device_state.spoilt = spoilt;
+  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  submit_all(engine, on_device, temperature);
+  (void)drive_all(engine, 10000);
+  assert_int_equal(on_device[4].finish, PKV_FINISH_ERROR);
+  assert_int_equal(on_device[4].count, 0);
+  for (int i = 0; i < REQUESTS; i++)
+    for (int k = 0; i != 4 && k < on_cpu[i].count; k++) {
+      if (k < on_device[i].count)
+        assert_int_equal(on_device[i].tokens[k], on_cpu[i].tokens[k]);
+      else /* it has chosen that token itself */
+        assert_int_equal(on_cpu[i].tokens[on_device[i].count - 1], spoilt);
+    }
+  memcpy(prompts, saved, sizeof saved);
+  drive_finish(engine);
+}
+
+static void test_not_finite(void **state) {
+  (void)state;
+  not_finite(0, 0.7f);
+  not_finite(1, 0.7f);
+  not_finite(1, 0.0f);
+}
+
+/* What a page should hold is lost with its copy: no step may follow. */
+static void test_lost_copy(void **state) {
+  (void)state;
+  static drive_answer answers[2];
+  pkv_event events[64];
+  pkv_request r = PKV_REQUEST_INIT;
+  const pkv_engine_options o = device_options();
+  pkv_engine *const engine = device_engine(&o);
+  int failed = 0;
+  r.prompt = prompts[0];
+  r.prompt_tokens = 21;
+  r.max_tokens = 20;
+  r.ignore_end = 1;
+  r.n = 2;
+  drive_submit_choices(engine, &r, answers, 2);
+  fake_device_state.fail_copies_of = 16 * engine->shape.kv_heads * engine->shape.head_dim * 2;
+  for (int i = 0; i < 12; i++) {
+    size_t count = 0;
+    pkv_error err = {0};
+    const pkv_status status = pkv_engine_step(events, 64, &count, engine, &err);
+    if (failed == 0 && status == PKV_OK) continue;
+    fake_device_state.fail_copies_of = 0;
+    assert_int_equal(status, PKV_E_DEVICE);
+    assert_non_null(strstr(err.text, "told to fail"));
+    failed++;
+  }
+  assert_true(failed > 1);
+  pkv_engine_destroy(engine);
+  assert_int_equal(fake_device_state.live, 0);
 }
 
 static void refused(const pkv_engine_options *o, pkv_status status, const char *word) {
@@ -283,6 +355,7 @@ int main(void) {
       cmocka_unit_test(test_same_text), cmocka_unit_test(test_same_samples),
       cmocka_unit_test(test_prefill),   cmocka_unit_test(test_preempted),
       cmocka_unit_test(test_forks),     cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_not_finite), cmocka_unit_test(test_lost_copy),
       cmocka_unit_test(test_failures),  cmocka_unit_test(test_failing_steps)};
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
