@@ -43,7 +43,8 @@ typedef struct pkv_flashinfer_api {
   const char *version; /* of FlashInfer: "0.7.4" */
   const char *(*create)(pkv_flashinfer **out, const pkv_flashinfer_shape *shape);
   void (*destroy)(pkv_flashinfer *handle);
-  /* FlashInfer's host planner over these lengths, host [rows], each at least 1, and its upload. */
+  /* FlashInfer's host planner over these lengths, host [rows], each at least 1, and its upload. It
+     waits for the upload of the plan before; refused while the stream is being captured. */
   const char *(*plan)(pkv_flashinfer *handle, int32_t rows, const int32_t *seq_len, void *stream);
   /* After plan: the list of pages that it reads, from a block table [rows, stride] on the device;
      one launch. Ids outside 0 .. pages - 1 become 0. */

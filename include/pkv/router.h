@@ -8,7 +8,8 @@
  *   pkv_router_attention()   once a layer
  *
  * All of device.h holds here, but that a step's route follows from lengths on the host: a captured
- * step may be replayed with the lengths of its plan only.
+ * step may be replayed with the lengths of its plan only, and flashinfer's plan is made before the
+ * capture begins.
  */
 #ifndef PKV_ROUTER_H
 #define PKV_ROUTER_H

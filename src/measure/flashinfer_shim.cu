@@ -95,6 +95,7 @@ struct pkv_flashinfer {
   pkv_flashinfer_shape shape;
   int32_t rows; /* of the plan */
   void *float_space, *int_space, *pinned;
+  cudaEvent_t uploaded; /* the last plan's copies from the host are over */
   int32_t *indices, *indptr, *last, *q_indptr;
   std::vector<int32_t> host_indptr, host_last, host_q;
   fi::DecodePlanInfo decode;
@@ -103,8 +104,11 @@ struct pkv_flashinfer {
 
 namespace {
 
+/* An error is handed on once: the next look at the last error does not find it again. */
 const char *text_of(cudaError_t e) {
-  return e == cudaSuccess ? nullptr : cudaGetErrorString(e);
+  if (e == cudaSuccess) return nullptr;
+  (void)cudaGetLastError();
+  return cudaGetErrorString(e);
 }
 
 #define TRY_CUDA(call)                                                                             \
@@ -119,6 +123,7 @@ void destroy(pkv_flashinfer *h) {
   for (void *block : blocks)
     (void)cudaFree(block);
   (void)cudaFreeHost(h->pinned);
+  if (h->uploaded) (void)cudaEventDestroy(h->uploaded);
   delete h;
 }
 
@@ -133,19 +138,23 @@ const char *allocate(pkv_flashinfer *h) {
   TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->last), rows * sizeof(int32_t)));
   TRY_CUDA(cudaMalloc(reinterpret_cast<void **>(&h->indices), page_bytes));
   TRY_CUDA(cudaMemset(h->float_space, 0, kFloatBytes));
+  TRY_CUDA(cudaEventCreateWithFlags(&h->uploaded, cudaEventDisableTiming));
   h->host_indptr.resize(rows + 1);
   h->host_q.resize(rows + 1);
   h->host_last.resize(rows);
   for (size_t row = 0; row <= rows; row++)
     h->host_q[row] = static_cast<int32_t>(row);
-  return text_of(cudaMemcpy(h->q_indptr, h->host_q.data(), (rows + 1) * sizeof(int32_t),
-                            cudaMemcpyHostToDevice));
+  TRY_CUDA(cudaMemcpy(h->q_indptr, h->host_q.data(), (rows + 1) * sizeof(int32_t),
+                      cudaMemcpyHostToDevice));
+  return text_of(cudaStreamSynchronize(nullptr)); /* no other stream waits for this one */
 }
 
 const char *create(pkv_flashinfer **out, const pkv_flashinfer_shape *s) {
   *out = nullptr;
   if (s->head_dim != static_cast<int32_t>(kHeadDim)) return "head_dim is not 128";
   if (s->most_rows < 1 || s->most_pages < 1) return "no rows or no pages";
+  if (s->kv_heads < 1 || s->query_heads % s->kv_heads != 0 || s->page_tokens < 1)
+    return "heads or page_tokens make no sense";
   const int32_t group = s->query_heads / s->kv_heads;
   if (s->tensor_cores ? group > 16 : group != 1 && group != 4 && group != 8)
     return "no kernel for this many query heads a KV head";
@@ -192,7 +201,6 @@ const char *make_plan(pkv_flashinfer *h, int32_t rows, const int32_t *seq_len,
                       cudaStream_t stream) {
   const pkv_flashinfer_shape &s = h->shape;
   const size_t count = static_cast<size_t>(rows);
-  h->rows = 0;
   if (rows < 1 || rows > s.most_rows) return "more rows than the handle was made for, or none";
   for (int32_t row = 0; row < rows; row++) {
     if (seq_len[row] < 1) return "a row without tokens";
@@ -220,12 +228,31 @@ const char *make_plan(pkv_flashinfer *h, int32_t rows, const int32_t *seq_len,
   }
 }
 
-const char *plan(pkv_flashinfer *h, int32_t rows, const int32_t *seq_len, void *stream) {
+const char *caught_plan(pkv_flashinfer *h, int32_t rows, const int32_t *seq_len,
+                        cudaStream_t stream) {
   try {
-    return make_plan(h, rows, seq_len, static_cast<cudaStream_t>(stream));
+    return make_plan(h, rows, seq_len, stream);
   } catch (...) {
     return "FlashInfer's planner refused";
   }
+}
+
+/*
+ * The planner writes into pinned memory and leaves a copy of it on its way: what the plan before
+ * left there must have been read. A captured copy would read at each replay what is there then.
+ */
+const char *plan(pkv_flashinfer *h, int32_t rows, const int32_t *seq_len, void *stream) {
+  const cudaStream_t s = static_cast<cudaStream_t>(stream);
+  cudaStreamCaptureStatus capture;
+  h->rows = 0;
+  TRY_CUDA(cudaStreamIsCapturing(s, &capture));
+  if (capture != cudaStreamCaptureStatusNone) return "a plan is not captured: make it before";
+  TRY_CUDA(cudaEventSynchronize(h->uploaded));
+  const char *text = caught_plan(h, rows, seq_len, s);
+  const char *late = text_of(cudaEventRecord(h->uploaded, s)); /* a refused one may copy, too */
+  if (text == nullptr) text = late;
+  if (text != nullptr) h->rows = 0;
+  return text;
 }
 
 Paged paged(const pkv_flashinfer *h, const pkv_flashinfer_call *c) {

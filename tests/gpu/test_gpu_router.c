@@ -158,23 +158,27 @@ static pkv_choice plan(pkv_router *r, const gpu_case *g) {
   return choice;
 }
 
-/* Plans, runs twice, and compares with the answer; flashinfer leaves lse alone. */
-static pkv_choice run_checked(pkv_router *r, gpu_case *g, const char *what) {
-  attn_case *c = g->host;
-  const pkv_choice choice = plan(r, g);
+/* Compares what was fetched with the answer; flashinfer leaves lse alone. */
+static void check(attn_case *c, bool flash, const char *what) {
   const int64_t heads = (int64_t)c->spec.kv_heads * c->spec.group;
+  if (c->want == NULL) attn_case_answer(c);
+  for (int64_t i = 0; i < c->spec.rows * heads && flash; i++)
+    c->lse[i / heads * c->lse_token + i % heads] = (float)c->want_lse[i];
+  attn_check(c, what);
+}
+
+/* Plans, runs twice, and compares with the answer. */
+static pkv_choice run_checked(pkv_router *r, gpu_case *g, const char *what) {
+  const pkv_choice choice = plan(r, g);
   const bool flash = choice.route == PKV_ROUTE_FLASHINFER;
   pkv_attention_args args = g->args;
-  if (c->want == NULL) attn_case_answer(c);
   for (int twice = 0; twice < 2; twice++) {
     gpu_mark(g, 0x5a);
     if (flash) args.lse = NULL;
     pkv_router_set_overlap(r, 0);
     OK(pkv_router_attention(r, &args, NULL, err));
     gpu_fetch(g);
-    for (int64_t i = 0; i < c->spec.rows * heads && flash; i++)
-      c->lse[i / heads * c->lse_token + i % heads] = (float)c->want_lse[i];
-    attn_check(c, what);
+    check(g->host, flash, what);
   }
   return choice;
 }
@@ -416,6 +420,63 @@ static void test_refused_options(void **state) {
   pkv_router_destroy(NULL);
 }
 
+/*
+ * Two batches planned and run one after the other without a wait between, behind work that keeps
+ * the device busy: when the second plan is made, the first one's upload is still ahead.
+ */
+static void plan_at_once(const pkv_router_options *o) {
+  static const int32_t other[] = {33, 290, 200, 5, 16, 77};
+  const size_t bytes = (gpu_opt.fake ? (size_t)1 : (size_t)128) << 20;
+  const int busy = gpu_opt.fake ? 1 : 64; /* about 5 ms */
+  const attn_spec one = spec_of(lens, LENS, 4, true), two = spec_of(other, LENS, 4, true);
+  attn_case c[2];
+  gpu_case g[2];
+  void *memory = NULL;
+  OK(pkv_device_alloc(&memory, gpu, 2 * bytes, err));
+  for (int i = 0; i < 2; i++) {
+    attn_case_init(&c[i], i == 0 ? &one : &two);
+    gpu_case_init(&g[i], &c[i]);
+    gpu_mark(&g[i], 0x5a);
+  }
+  pkv_router *r = open_router(&g[0], o);
+  OK(pkv_device_synchronize(gpu, NULL, err));
+  for (int n = 0; n < busy; n++)
+    OK(pkv_device_copy(gpu, (unsigned char *)memory + bytes, memory, bytes, NULL, err));
+  for (int i = 0; i < 2; i++) {
+    pkv_attention_args args = g[i].args;
+    args.lse = NULL;
+    assert_int_equal(plan(r, &g[i]).route, PKV_ROUTE_FLASHINFER);
+    OK(pkv_router_attention(r, &args, NULL, err));
+  }
+  for (int i = 0; i < 2; i++) {
+    gpu_fetch(&g[i]);
+    check(&c[i], true, i == 0 ? "the first of two" : "the second of two");
+  }
+  pkv_router_destroy(r);
+  for (int i = 0; i < 2; i++) {
+    gpu_case_deinit(&g[i]);
+    attn_case_deinit(&c[i]);
+  }
+  pkv_device_free(gpu, memory);
+}
+
+static void test_plans_at_once(void **state) {
+  (void)state;
+  NEED_GPU();
+  const pkv_flashinfer_api *api = &fake_api;
+  pkv_error e = {0};
+  memset(&fake, 0, sizeof fake);
+  if (!gpu_opt.fake && pkv_flashinfer_open(&api, NULL, &e) != PKV_OK) {
+    print_message("%s\n", e.text);
+    skip();
+  }
+  pkv_router_options o = fixed(PKV_ROUTE_FLASHINFER, api);
+  for (int cores = 0; cores < 2; cores++) {
+    o.flashinfer_kind = cores ? PKV_COST_FLASHINFER_CORES : PKV_ROUTE_FLASHINFER;
+    plan_at_once(&o);
+  }
+}
+
 /* The kernels themselves, where they are; on a GPU their absence counts. */
 static void test_flashinfer(void **state) {
   (void)state;
@@ -446,7 +507,7 @@ int gpu_suite_router(void) {
       cmocka_unit_test(test_every_route),       cmocka_unit_test(test_kinds),
       cmocka_unit_test(test_policies),          cmocka_unit_test(test_replaced),
       cmocka_unit_test(test_refused_arguments), cmocka_unit_test(test_refused_options),
-      cmocka_unit_test(test_flashinfer),
+      cmocka_unit_test(test_plans_at_once),     cmocka_unit_test(test_flashinfer),
   };
   return cmocka_run_group_tests_name("router", tests, gpu_setup, gpu_teardown);
 }
