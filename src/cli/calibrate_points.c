@@ -12,6 +12,7 @@
 #define FILE_LIMIT  ((size_t)32 << 20)
 #define LINE_BYTES  1024
 #define MOST_POINTS (1 << 17)
+#define NUMBER      "%.9g"
 #define LEAST       12 /* points of a kind that are worth a fit */
 /* Features of making a plan: it does not read the cache. */
 #define PLAN_MASK                                                                                  \
@@ -133,20 +134,31 @@ void calibrate_points_close(calibrate_points *p) {
   memset(p, 0, sizeof *p);
 }
 
+/* As it stands in the file: a fit from what was read back is the same to the last digit. */
+static double as_written(double value) {
+  char text[40];
+  double back = 0;
+  (void)snprintf(text, sizeof text, NUMBER, value);
+  (void)pkv_parse_f64(&back, text, 0, 1e15);
+  return back;
+}
+
 pkv_status calibrate_points_add(calibrate_points *p, const route_times *t, const char *mix,
                                 const bench_batch *batch, const route_time *times, pkv_error *err) {
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++) {
     calibrate_point point = {.batch = p->batches,
                              .kind = kind,
                              .shares = strcmp(mix, "shared") == 0,
-                             .attend_us = times[kind].attend_us,
-                             .plan_us = times[kind].plan_us};
+                             .attend_us = as_written(times[kind].attend_us),
+                             .plan_us = as_written(times[kind].plan_us)};
     if (!times[kind].done) continue;
     PKV_TRY(route_features(point.features, t, kind, batch, &times[kind], err));
-    (void)fprintf(p->file, "%d %s %d %s %.6g %.6g", p->batches, mix, batch->rows,
+    (void)fprintf(p->file, "%d %s %d %s " NUMBER " " NUMBER, p->batches, mix, batch->rows,
                   pkv_cost_kind_name(kind), point.attend_us, point.plan_us);
-    for (int32_t i = 0; i < F; i++)
-      (void)fprintf(p->file, " %.9g", point.features[i]);
+    for (int32_t i = 0; i < F; i++) {
+      point.features[i] = as_written(point.features[i]);
+      (void)fprintf(p->file, " " NUMBER, point.features[i]);
+    }
     (void)fputc('\n', p->file);
     PKV_TRY(keep(p, &point, err));
   }

@@ -84,6 +84,7 @@ typedef struct policy_bench {
   policy_point *points;
   int32_t count, skipped;
   int32_t divide;
+  int32_t whole[POLICY_ROWS], wholes; /* numbers of rows of --whole */
   FILE *csv;
 } policy_bench;
 
@@ -366,24 +367,32 @@ static pkv_status whole_trace(policy_bench *b, int32_t rows, int32_t kind, pkv_e
   return PKV_OK;
 }
 
-/* "1,8": each number of rows in turn. */
+/* "1,8": numbers of rows; nothing is measured before the last of them is read. */
+static bool parse_whole(policy_bench *b) {
+  const char *at = b->o->whole;
+  for (bool more = true; more;) {
+    char word[8];
+    int64_t rows;
+    const size_t size = strcspn(at, ",");
+    if (size == 0 || size >= sizeof word || b->wholes == POLICY_ROWS) return false;
+    memcpy(word, at, size);
+    word[size] = '\0';
+    if (!pkv_parse_i64(&rows, word, 1, 64)) return false;
+    b->whole[b->wholes++] = (int32_t)rows;
+    more = at[size] == ',';
+    at += size + more;
+  }
+  return true;
+}
+
 static pkv_status whole_traces(policy_bench *b, pkv_error *err) {
   (void)printf(
       "%s, %s; lengths / %d\nwhole traces, tokens a second through the attention of %d layers; "
       "choice, plan and the wait for each step count; mean +- deviation of %d seeds\n",
       b->times.device, b->times.driver, b->divide, b->o->layers, b->o->seeds);
-  for (const char *at = b->o->whole; *at != '\0';) {
-    char word[8];
-    int64_t rows;
-    const size_t size = strcspn(at, ",");
-    (void)snprintf(word, sizeof word, "%.*s", (int)(size < sizeof word ? size : sizeof word), at);
-    PKV_CHECK(err, size > 0 && size < sizeof word && pkv_parse_i64(&rows, word, 1, 64),
-              PKV_E_INVALID, "--whole '%s': numbers of rows from 1 to 64 like 1,8 expected",
-              b->o->whole);
+  for (int32_t i = 0; i < b->wholes; i++)
     for (int32_t kind = 0; kind < POLICY_TRACES; kind++)
-      if (asked(b, kind)) PKV_TRY(whole_trace(b, (int32_t)rows, kind, err));
-    at += size + (at[size] == ',');
-  }
+      if (asked(b, kind)) PKV_TRY(whole_trace(b, b->whole[i], kind, err));
   return PKV_OK;
 }
 
@@ -432,6 +441,10 @@ static int run(const pkv_cli *cli, const void *options) {
   pkv_error err = {PKV_OK, NULL, {0}};
   if (b.o->whole && b.o->device != PKV_DEVICE_CUDA)
     return pkv_cli_usage(cli, "--whole is for --device cuda");
+  if (b.o->whole && !parse_whole(&b))
+    return pkv_cli_usage(cli,
+                         "--whole '%s': up to %d numbers of rows from 1 to 64 like 1,8 expected",
+                         b.o->whole, POLICY_ROWS);
   if (b.o->device == PKV_DEVICE_CUDA && b.o->cpu_time)
     return pkv_cli_usage(cli, "--cpu-time is for the CPU, not for --device cuda");
   b.seed_device = (pkv_profile)PKV_PROFILE_INIT;

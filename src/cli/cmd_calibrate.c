@@ -3,7 +3,6 @@
  * profile. */
 #include "cli/commands.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -12,6 +11,7 @@
 #include "base/text.h"
 #include "cli/calibrate_points.h"
 #include "cli/policy_batches.h"
+#include "cli/profile_file.h"
 
 #define CPU_BATCHES  90
 #define GPU_BATCHES  220
@@ -20,6 +20,7 @@
 #define CPU_REPEATS  3
 #define GPU_REPEATS  5
 #define DETAILS_PATH 1024
+#define SAY_SECONDS  5
 
 static const char *const device_choices[] = {"cpu", "cuda", NULL};
 static const char *const dtype_choices[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
@@ -63,15 +64,17 @@ typedef struct calibration {
   route_times times;
   calibrate_points points;
   int32_t skipped;
+  double said; /* seconds from the start to the last line of progress */
 } calibration;
 
-static void say(const calibration *c, int64_t start, int32_t from) {
+/* Every tenth batch, or after SAY_SECONDS. */
+static void say(calibration *c, int64_t start, int32_t from) {
   const double seconds = (double)(pkv_clock_ns() - start) * 1e-9;
   const int32_t at = c->points.batches, done = at - from;
-  const double left = done > 0 ? seconds / done * (c->batches - at) : 0;
-  if (at % 10 == 0 || at == c->batches)
-    (void)fprintf(stderr, "pkv calibrate: %d of %d batches, %.0f s, about %.0f s left\n", at,
-                  c->batches, seconds, left);
+  if (at % 10 != 0 && at != c->batches && seconds < c->said + SAY_SECONDS) return;
+  c->said = seconds;
+  (void)fprintf(stderr, "pkv calibrate: %d of %d batches, %.0f s, about %.0f s left\n", at,
+                c->batches, seconds, seconds / done * (c->batches - at));
 }
 
 static pkv_status measure(calibration *c, pkv_error *err) {
@@ -127,18 +130,6 @@ static pkv_status constants(pkv_profile *profile, const calibrate_points *p, pkv
   return PKV_OK;
 }
 
-static pkv_status write_profile(const char *path, const pkv_profile *profile, pkv_error *err) {
-  static char text[PKV_PROFILE_MAX_BYTES];
-  size_t bytes;
-  PKV_TRY(pkv_profile_format(text, sizeof text, &bytes, profile, err));
-  FILE *file = fopen(path, "w");
-  PKV_CHECK(err, file, PKV_E_IO, "%s: %s", path, strerror(errno));
-  const bool written = fwrite(text, 1, bytes, file) == bytes;
-  const bool closed = fclose(file) == 0;
-  PKV_CHECK(err, written && closed, PKV_E_IO, "cannot write %s", path);
-  return PKV_OK;
-}
-
 static void print_model(const pkv_profile *profile, const pkv_cost_model *m) {
   (void)printf("%s, %s\nread %.4g GB/s, shortest call %.3g us, %d x %d slots\n", m->device,
                m->driver, profile->read_gb_s, profile->launch_us, profile->sms, profile->min_ctas);
@@ -176,7 +167,7 @@ static pkv_status finish(calibration *c, pkv_error *err) {
             "%d points are too few for a fit: more --batches", c->points.count);
   PKV_TRY(constants(&profile, &c->points, err));
   profile.model = &model;
-  PKV_TRY(write_profile(c->o->out, &profile, err));
+  PKV_TRY(profile_file_save(c->o->out, &profile, err));
   print_model(&profile, &model);
   if (c->times.no_flashinfer[0] != '\0')
     (void)printf("flashinfer is not in the profile: %s\n", c->times.no_flashinfer);

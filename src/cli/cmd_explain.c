@@ -54,7 +54,8 @@ static pkv_status add_word(bench_row *rows, int32_t *count, const char *word, pk
 
 static pkv_status parse(bench_row *rows, int32_t *count, const char *text, pkv_error *err) {
   *count = 0;
-  for (const char *at = text; *at != '\0';) {
+  PKV_CHECK(err, text[0] != '\0', PKV_E_INVALID, "--lens is empty");
+  for (const char *at = text; at != NULL;) {
     char word[64];
     const size_t size = strcspn(at, ",");
     PKV_CHECK(err, size > 0 && size < sizeof word, PKV_E_INVALID,
@@ -62,9 +63,8 @@ static pkv_status parse(bench_row *rows, int32_t *count, const char *text, pkv_e
     memcpy(word, at, size);
     word[size] = '\0';
     PKV_TRY(add_word(rows, count, word, err));
-    at += size + (at[size] == ',');
+    at = at[size] == ',' ? at + size + 1 : NULL;
   }
-  PKV_CHECK(err, *count > 0, PKV_E_INVALID, "--lens is empty");
   return PKV_OK;
 }
 
@@ -111,6 +111,23 @@ static void print_predictions(const pkv_prediction *p, const pkv_cost_model *m) 
       (void)printf("  %-16s not for this batch: no rows share a prefix\n",
                    pkv_cost_kind_name(kind));
   }
+}
+
+/* Without a cost model: the seed's roofline for each route that is planned from lengths. */
+static pkv_status print_estimates(const pkv_shape *shape, pkv_dtype dtype, const bench_batch *b,
+                                  pkv_error *err) {
+  pkv_profile seed = PKV_PROFILE_INIT;
+  for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_FLASHINFER; route++)
+    seed.routes |= 1u << route;
+  (void)printf("\nroofline of the seed's device, us\n");
+  for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_FLASHINFER; route++) {
+    pkv_choice choice = PKV_CHOICE_INIT;
+    if (route == PKV_ROUTE_SHARED) continue; /* its estimate needs the plan */
+    PKV_TRY(pkv_policy_choose(&choice, PKV_POLICY_FIXED, (pkv_route)route, shape, dtype, b->rows,
+                              b->lengths, &seed, err));
+    (void)printf("  %-16s %11.1f\n", pkv_route_name((pkv_route)route), choice.predicted_us);
+  }
+  return PKV_OK;
 }
 
 /* What one policy says. */
@@ -164,7 +181,7 @@ static pkv_status explain(const explain_options *o, const bench_batch *b, const 
   PKV_TRY(print_choice("roofline, seed's device", PKV_POLICY_ROOFLINE, fixed, shape, dtype, b, NULL,
                        err));
   print_flashinfer(o->flashinfer);
-  if (profile == NULL) return PKV_OK;
+  if (profile == NULL) return print_estimates(shape, dtype, b, err);
   PKV_TRY(print_choice("roofline, this device", PKV_POLICY_ROOFLINE, fixed, shape, dtype, b,
                        profile, err));
   PKV_TRY(print_choice("calibrated", PKV_POLICY_CALIBRATED, fixed, shape, dtype, b, profile, err));
@@ -209,7 +226,8 @@ const pkv_command pkv_command_explain = {
         "Prints what the policy chooses for rows of these lengths and the reason, what the other "
         "policies would choose, and with --profile what each route is predicted to take: the "
         "attention call, the plan, and both for one of --layers layers.\n\n"
-        "Without a profile the roofline's constants are those of the seed's device, an RTX 3060.",
+        "Without a profile the roofline's constants are those of the seed's device, an RTX 3060, "
+        "and what is predicted are its estimates.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(explain_options),

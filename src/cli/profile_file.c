@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/profile_file.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/text.h"
+
+#define PATH_BYTES 1100
 
 pkv_status profile_file_load(profile_file *out, const char *path, pkv_error *err) {
   pkv_error why = {PKV_OK, NULL, {0}};
@@ -17,6 +22,23 @@ pkv_status profile_file_load(profile_file *out, const char *path, pkv_error *err
   }
   pkv_buffer_deinit(&text);
   return status;
+}
+
+pkv_status profile_file_save(const char *path, const pkv_profile *profile, pkv_error *err) {
+  static char text[PKV_PROFILE_MAX_BYTES];
+  char fresh[PATH_BYTES];
+  size_t bytes;
+  PKV_TRY(pkv_profile_format(text, sizeof text, &bytes, profile, err));
+  const int size = snprintf(fresh, sizeof fresh, "%s.new", path);
+  PKV_CHECK(err, size > 0 && (size_t)size < sizeof fresh, PKV_E_RANGE, "%.60s...: too long", path);
+  FILE *file = fopen(fresh, "w");
+  PKV_CHECK(err, file, PKV_E_IO, "%s: %s", fresh, strerror(errno));
+  bool ok = fwrite(text, 1, bytes, file) == bytes && fflush(file) == 0 && fsync(fileno(file)) == 0;
+  ok = fclose(file) == 0 && ok;
+  if (ok && rename(fresh, path) == 0) return PKV_OK;
+  const int reason = errno;
+  (void)remove(fresh);
+  return PKV_FAIL(err, PKV_E_IO, "cannot write %s: %s", path, strerror(reason));
 }
 
 pkv_status policy_from_word(pkv_policy *policy, pkv_route *fixed, const char *word,

@@ -14,6 +14,9 @@ typedef struct profile_file {
 /* Must not move afterwards. */
 pkv_status profile_file_load(profile_file *out, const char *path, pkv_error *err);
 
+/* Writes the file whole or leaves what is there: a new file takes its place. */
+pkv_status profile_file_save(const char *path, const pkv_profile *profile, pkv_error *err);
+
 /* "static", "roofline", "calibrated", "fixed:ROUTE"; E_INVALID says which there are. */
 pkv_status policy_from_word(pkv_policy *policy, pkv_route *fixed, const char *word, pkv_error *err);
 

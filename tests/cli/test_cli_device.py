@@ -267,7 +267,12 @@ class Device(unittest.TestCase):
             for row in rows:
                 self.assertGreater(int(row["tokens"]), int(row["steps"]))  # 2 rows, 1 at the end
                 self.assertLess(float(row["error"]), 1e-3)
-            self.assertEqual(pkv("bench", "policy", "--whole", "2,x", *common)[0], 1)
+            before = self.policy_rows(out_csv)
+            for whole in ("2,x", "2,", "", "0", "65", "1,1,1,1,1,1,1,1"):
+                code, out, err = pkv("bench", "policy", "--whole", whole, *common)
+                self.assertEqual((code, out), (2, ""), whole)  # before anything runs
+                self.assertIn("--whole '%s': " % whole, err)
+            self.assertEqual(self.policy_rows(out_csv), before)
             code, out, err = pkv("bench", "paper", "persistentkv", "--steps", "1", "--repeats", "1",
                                  "--device", "cuda", "--flashinfer", FLASHINFER, "--memory", "8",
                                  "--divide", "1024", "--seeds", "1", "--csv", out_csv)

@@ -5,9 +5,12 @@ usage: test_cli_policy.py PKV
 """
 import csv
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PKV = sys.argv[1]
@@ -19,6 +22,10 @@ def pkv(*args):
     """(exit code, stdout, stderr) of one run."""
     done = subprocess.run([PKV, *args], capture_output=True, timeout=300, check=False)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def done_batches(path):
+    return read(path).count(" done\n") if os.path.exists(path) else 0
 
 
 def read(path):
@@ -60,6 +67,54 @@ class Policy(unittest.TestCase):
         self.assertEqual(read(again + ".points")[:at], points[:at])
         self.assertEqual(read(again + ".points").count(" done\n"), 24)
 
+    def test_interrupted(self):
+        """Ended by SIGINT, then by SIGKILL: no finished batch is lost, nor the profile before."""
+        out = os.path.join(self.folder.name, "cut.profile")
+        points, kept, sums = out + ".points", "", 0
+        with open(out, "w", encoding="utf-8") as file:
+            file.write("the profile of last week\n")
+        for number, code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
+            run = subprocess.Popen([PKV, "calibrate", "--out", out, *SMALL],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            end = time.monotonic() + 200
+            while done_batches(points) < sums + 3 and run.poll() is None:
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.002)
+            run.send_signal(number)
+            err = run.communicate(timeout=200)[1].decode()
+            self.assertEqual(run.returncode, code, err)
+            if number == signal.SIGINT:
+                self.assertIn("interrupted; the same command goes on from here", err)
+            self.assertTrue(read(points).startswith(kept))
+            sums = done_batches(points)
+            kept = read(points)
+            kept = kept[: kept.rindex(" done\n") + len(" done\n")]
+            self.assertGreaterEqual(sums, 3)
+            self.assertEqual(read(out), "the profile of last week\n")
+        code, _, err = pkv("calibrate", "--out", out, *SMALL)
+        self.assertEqual(code, 0, err)
+        self.assertIn("%d batches taken over" % sums, err)
+        self.assertTrue(read(points).startswith(kept))
+        self.assertEqual(done_batches(points), 24)
+        self.assertTrue(read(out).startswith("pkv-profile "))
+
+    def test_only_fits(self):
+        """With all points there: the same profile again, but for the date; or a clear error."""
+        again = os.path.join(self.folder.name, "fit.profile")
+        shutil.copy(self.profile + ".points", again + ".points")
+        code, _, err = pkv("calibrate", "--out", again, *SMALL)
+        self.assertEqual(code, 0, err)
+        both = [[line for line in read(path).split("\n") if not line.startswith("date ")]
+                for path in (self.profile, again)]  # fmt: skip
+        self.assertEqual(both[0], both[1])
+        os.remove(again)
+        os.mkdir(again)
+        code, _, err = pkv("calibrate", "--out", again, *SMALL)
+        self.assertEqual(code, 1)
+        self.assertIn("cannot write " + again, err)
+        self.assertEqual(read(again + ".points"), read(self.profile + ".points"))
+        self.assertFalse(os.path.exists(again + ".new"))
+
     def test_other_setup_is_refused(self):
         code, _, err = pkv("calibrate", "--out", self.profile, *SMALL, "--repeats", "3")
         self.assertEqual(code, 1)
@@ -86,7 +141,9 @@ class Policy(unittest.TestCase):
         self.assertEqual(code, 0)
         self.assertIn("split", out)
         self.assertIn("flashinfer cannot be run here: ", out)
-        for args in (["--lens", "1x"], ["--lens", ""]):
+        self.assertRegex(out, r"\nroofline of the seed's device, us\n +bucket_exact +\d")
+        self.assertRegex(out, r"\n +flashinfer +\d+\.\d\n")
+        for args in (["--lens", "1x"], ["--lens", ""], ["--lens", "1k,"], ["--lens", ",1k"]):
             self.assertEqual(pkv("explain", *args)[0], 2, args)
         for policy in ("calibrated", "fixed:none", "best"):
             code, _, err = pkv("explain", "--lens", "1k", "--policy", policy)
