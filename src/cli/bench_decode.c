@@ -18,6 +18,7 @@ typedef struct bench_driver {
   pkv_engine *engine;
   pkv_event *events; /* [rows] */
   int32_t *got;      /* [rows] */
+  int64_t *ids;      /* [rows] requests */
   int32_t *prompt;   /* [prompt_tokens], random */
   int32_t rows, prompt_tokens;
   int64_t made; /* tokens since the counter was last cleared */
@@ -28,6 +29,7 @@ static void driver_close(bench_driver *d) {
   pkv_engine_destroy(d->engine);
   pkv_free(&a, d->events, (size_t)d->rows * sizeof *d->events);
   pkv_free(&a, d->got, (size_t)d->rows * sizeof *d->got);
+  pkv_free(&a, d->ids, (size_t)d->rows * sizeof *d->ids);
   pkv_free(&a, d->prompt, (size_t)d->prompt_tokens * sizeof *d->prompt);
 }
 
@@ -43,9 +45,10 @@ static pkv_status driver_open(bench_driver *d, const bench_subject *s, int32_t r
   d->prompt_tokens = (int32_t)prompt;
   d->events = pkv_alloc(&a, (size_t)rows * sizeof *d->events);
   d->got = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *d->got);
+  d->ids = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *d->ids);
   d->prompt = pkv_alloc(&a, (size_t)prompt * sizeof *d->prompt);
-  PKV_CHECK(err, d->events && d->got && d->prompt, PKV_E_NOMEM, "no memory for %d sequences",
-            (int)rows);
+  PKV_CHECK(err, d->events && d->got && d->ids && d->prompt, PKV_E_NOMEM,
+            "no memory for %d sequences", (int)rows);
   pkv_engine_options options = s->options;
   options.max_rows = rows;
   options.max_requests = rows;
@@ -67,14 +70,13 @@ static void draw_prompt(const bench_driver *d, const bench_subject *s, uint64_t 
 
 static pkv_status submit(bench_driver *d, int32_t row, int32_t answer, pkv_error *err) {
   pkv_request request = PKV_REQUEST_INIT;
-  int64_t id;
   request.prompt = d->prompt;
   request.prompt_tokens = d->prompt_tokens;
   request.max_tokens = answer;
   request.ignore_end = 1;
   request.user = &d->got[row];
   d->got[row] = 0;
-  return pkv_engine_submit(&id, d->engine, &request, err);
+  return pkv_engine_submit(&d->ids[row], d->engine, &request, err);
 }
 
 static pkv_status step(bench_driver *d, pkv_error *err) {
@@ -248,6 +250,8 @@ static pkv_status together_once(bench_figure out[2], bench_driver *d, const benc
             "%d steps of %d sequences made %lld tokens", (int)crowd->tokens, (int)crowd->sequences,
             (long long)d->made);
   record(&out[1], repetition, speed);
+  for (int32_t row = 0; row < crowd->sequences; row++)
+    pkv_engine_cancel(d->engine, d->ids[row]); /* their answers go on past what is measured */
   return drain(d, err);
 }
 

@@ -83,19 +83,25 @@ PKV_ALWAYS_INLINE __m256i pkv_block_codes(pkv_wtype type, const unsigned char *s
 /* d (and m) of the blocks at `offset` of eight rows, as floats in the order of the rows. */
 PKV_ALWAYS_INLINE void pkv_block_scales(__m256 *d, __m256 *m, pkv_wtype type,
                                         const unsigned char *const rows[8], int64_t offset) {
+  /* In this order d and m of all rows come apart by one shuffle each. */
+  static const int order[8] = {0, 1, 4, 5, 2, 3, 6, 7};
+  const bool pairs = pkv_block_has_min(type);
   __m128i v[8];
   for (int i = 0; i < 8; i++)
-    v[i] = _mm_cvtsi32_si128((int32_t)pkv_load_u32(rows[i] + offset));
+    v[i] = _mm_cvtsi32_si128((int32_t)pkv_load_u32(rows[pairs ? order[i] : i] + offset));
   const __m128i a =
       _mm_unpacklo_epi64(_mm_unpacklo_epi32(v[0], v[1]), _mm_unpacklo_epi32(v[2], v[3]));
   const __m128i b =
       _mm_unpacklo_epi64(_mm_unpacklo_epi32(v[4], v[5]), _mm_unpacklo_epi32(v[6], v[7]));
+  if (pairs) {
+    const __m256 first = _mm256_cvtph_ps(a), second = _mm256_cvtph_ps(b);
+    *d = _mm256_shuffle_ps(first, second, 0x88);
+    *m = _mm256_shuffle_ps(first, second, 0xdd);
+    return;
+  }
   const __m128i low = _mm_set1_epi32(0xffff);
   *d = _mm256_cvtph_ps(_mm_packus_epi32(_mm_and_si128(a, low), _mm_and_si128(b, low)));
-  if (pkv_block_has_min(type))
-    *m = _mm256_cvtph_ps(_mm_packus_epi32(_mm_srli_epi32(a, 16), _mm_srli_epi32(b, 16)));
-  else
-    *m = _mm256_setzero_ps();
+  *m = _mm256_setzero_ps();
 }
 
 #endif

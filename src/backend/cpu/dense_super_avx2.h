@@ -27,8 +27,7 @@ PKV_ALWAYS_INLINE __m256i pkv_load_codes(const unsigned char *p) {
 
 /* Each byte moved right by `bits` (0..7), what came over from its neighbour masked off. */
 PKV_ALWAYS_INLINE __m256i pkv_bytes_right(__m256i v, int bits, int mask) {
-  return _mm256_and_si256(_mm256_srl_epi16(v, _mm_cvtsi32_si128(bits)),
-                          _mm256_set1_epi8((char)mask));
+  return _mm256_and_si256(_mm256_srli_epi16(v, bits), _mm256_set1_epi8((char)mask));
 }
 
 /* The 32 codes of part `part` in element order: 0..15, 0..31 or -32..31. */
@@ -48,11 +47,19 @@ PKV_ALWAYS_INLINE __m256i pkv_super_codes(pkv_wtype type, const unsigned char *s
   return _mm256_or_si256(q, _mm256_slli_epi16(fifth, 4));
 }
 
+/* Which part of which super-block block b is. By bits, so that the part of 8 s + 3 is known. */
+PKV_ALWAYS_INLINE int pkv_super_part(int64_t b) {
+  return (int)(b & (PKV_SUPER_PARTS - 1));
+}
+
+PKV_ALWAYS_INLINE int64_t pkv_super_offset(pkv_wtype type, int64_t b) {
+  return (b & ~(int64_t)(PKV_SUPER_PARTS - 1)) / PKV_SUPER_PARTS * pkv_block_bytes(type);
+}
+
 /* The codes of block b of a row, whatever its type. */
 PKV_ALWAYS_INLINE __m256i pkv_row_codes(pkv_wtype type, const unsigned char *row, int64_t b) {
   if (!pkv_is_super(type)) return pkv_block_codes(type, row + b * pkv_block_bytes(type));
-  return pkv_super_codes(type, row + b / PKV_SUPER_PARTS * pkv_block_bytes(type),
-                         (int)(b % PKV_SUPER_PARTS));
+  return pkv_super_codes(type, row + pkv_super_offset(type, b), pkv_super_part(b));
 }
 
 /* Q4_K, Q5_K: the 6-bit scales and minima of the eight parts, a byte each. */
@@ -104,8 +111,7 @@ typedef struct pkv_super_scale {
 } pkv_super_scale;
 
 PKV_ALWAYS_INLINE void pkv_super_load(pkv_super_scale *out, pkv_wtype type,
-                                      const unsigned char *const rows[8], int64_t super) {
-  const int64_t offset = super * pkv_block_bytes(type);
+                                      const unsigned char *const rows[8], int64_t offset) {
   if (type == PKV_WTYPE_Q6_K) {
     for (int c = 0; c < 8; c++)
       out->d[0][c] = pkv_super_d(type, rows[c] + offset);
@@ -137,8 +143,8 @@ PKV_ALWAYS_INLINE void pkv_row_scales(__m256 *d, __m256 *m, pkv_super_scale *sca
     pkv_block_scales(d, m, type, rows, b * pkv_block_bytes(type));
     return;
   }
-  const int64_t part = b % PKV_SUPER_PARTS;
-  if (part == 0) pkv_super_load(scale, type, rows, b / PKV_SUPER_PARTS);
+  const int part = pkv_super_part(b);
+  if (part == 0) pkv_super_load(scale, type, rows, pkv_super_offset(type, b));
   *d = _mm256_load_ps(scale->d[type == PKV_WTYPE_Q6_K ? 0 : part]);
   *m = type == PKV_WTYPE_Q6_K ? _mm256_setzero_ps() : _mm256_load_ps(scale->m[part]);
 }
@@ -147,9 +153,13 @@ PKV_ALWAYS_INLINE void pkv_row_scales(__m256 *d, __m256 *m, pkv_super_scale *sca
    16 elements that each belongs to. */
 PKV_ALWAYS_INLINE __m256i pkv_pair_scales(pkv_wtype type, const unsigned char *row, int64_t b) {
   if (type != PKV_WTYPE_Q6_K) return _mm256_set1_epi16(1);
-  const unsigned char *at =
-      row + b / PKV_SUPER_PARTS * pkv_block_bytes(type) + 192 + 2 * (b % PKV_SUPER_PARTS);
-  return _mm256_setr_m128i(_mm_set1_epi16((int8_t)at[0]), _mm_set1_epi16((int8_t)at[1]));
+  /* Two bytes, each moved to the upper half of its words and down again with its sign. */
+  const unsigned char *at = row + pkv_super_offset(type, b) + 192 + 2 * pkv_super_part(b);
+  short both;
+  memcpy(&both, at, sizeof both);
+  const __m256i place = _mm256_setr_epi8(-1, 0, -1, 0, -1, 0, -1, 0, -1, 0, -1, 0, -1, 0, -1, 0, -1,
+                                         1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1);
+  return _mm256_srai_epi16(_mm256_shuffle_epi8(_mm256_set1_epi16(both), place), 8);
 }
 
 #endif
