@@ -89,6 +89,7 @@ static pkv_status insert(pkv_sched *s, input *in, prompt *p, uint64_t id) {
   } else {
     r.tokens = p->tokens;
   }
+  if (extra & 32) return pkv_sched_insert_before(s, &r, shape % IDS, &err);
   return pkv_sched_insert(s, &r, &err);
 }
 

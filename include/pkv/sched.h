@@ -241,6 +241,16 @@ typedef struct pkv_sched_request {
 PKV_API PKV_MUST_CHECK pkv_status pkv_sched_insert(pkv_sched *sched,
                                                    const pkv_sched_request *request,
                                                    pkv_error *err);
+/*
+ * The same for a request that is older than one that is held: it comes just ahead of `before`, of
+ * the same priority (any, with order fcfs), whatever that one is doing. It has waited at least as
+ * long as that one and no longer than the one ahead of it, and counts as passed over as often as
+ * the one behind it. O(log n) when it is averaged over many, whatever their order.
+ * E_STATE also: no such request is held. E_INVALID also: it has another priority.
+ */
+PKV_API PKV_MUST_CHECK pkv_status pkv_sched_insert_before(pkv_sched *sched,
+                                                          const pkv_sched_request *request,
+                                                          uint64_t before, pkv_error *err);
 
 typedef enum pkv_sched_verdict {
   PKV_SCHED_ADD = 0,

@@ -667,6 +667,7 @@ FUNCTIONS = {
     "pkv_sched_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "pkv_sched_destroy": (None, [c_void_p]),
     "pkv_sched_insert": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "pkv_sched_insert_before": (c_int32, [c_void_p, c_void_p, c_uint64, c_void_p]),
     "pkv_sched_best": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
     "pkv_sched_admit": (c_int32, [c_void_p, c_uint64, c_void_p]),
     "pkv_sched_finish": (c_int32, [c_void_p, c_uint64, c_void_p]),

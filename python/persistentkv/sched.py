@@ -256,6 +256,7 @@ class Scheduler:
         deadline_ns: int = 0,
         output_tokens: int = 0,
         pages: int = 0,
+        before: int | None = None,
     ) -> None:
         """A request has come.
 
@@ -271,9 +272,12 @@ class Scheduler:
             deadline_ns: when it should be admitted at the latest; 0 = none.
             output_tokens: known or guessed.
             pages: for prompt and output, were nothing shared; 0 = from the lengths.
+            before: the id of a request of the same priority that this one is older than, by one
+                place; None = it is the youngest.
 
         Raises:
-            WrongState: the id is held already.
+            WrongState: the id is held already, or `before` is not.
+            InvalidArgument: `before` has another priority.
             OutOfRange: too many requests or priorities, too long a prompt, too many pages.
         """
         if (tokens is None) == (hashes is None):
@@ -296,7 +300,10 @@ class Scheduler:
         request.id, request.prompt_tokens, request.priority = id, prompt_tokens, priority
         request.arrival_ns, request.deadline_ns = arrival_ns, deadline_ns
         request.output_tokens, request.pages = output_tokens, pages
-        self._call("pkv_sched_insert", ctypes.byref(request))
+        if before is None:
+            self._call("pkv_sched_insert", ctypes.byref(request))
+        else:
+            self._call("pkv_sched_insert_before", ctypes.byref(request), before)
         self._data[id] = data
 
     def best(self, page_budget: int = -1) -> Pick:

@@ -281,11 +281,23 @@ static void give_slot(pkv_sched *s, uint32_t slot) {
   s->free = slot;
 }
 
-static void fill(pkv_sched *s, uint32_t slot, const pkv_sched_request *request) {
+/* From when it waits; never out of the order of ages. */
+static int64_t since_of(pkv_sched *s, const pkv_sched_request *request, uint32_t before) {
   const int64_t t = pkv_sched_now(s);
   int64_t since = request->arrival_ns != 0 && request->arrival_ns < t ? request->arrival_ns : t;
-  if (since < s->last_since_ns) since = s->last_since_ns;
-  s->last_since_ns = since;
+  int64_t least = s->last_since_ns;
+  if (before != NONE) {
+    const uint32_t older = s->reqs[before].older;
+    least = older != NONE ? s->reqs[older].since_ns : s->base_ns;
+    if (since > s->reqs[before].since_ns) since = s->reqs[before].since_ns;
+  }
+  if (since < least) since = least;
+  if (before == NONE) s->last_since_ns = since;
+  return since;
+}
+
+static void fill(pkv_sched *s, uint32_t slot, const pkv_sched_request *request, uint32_t before) {
+  const int64_t since = since_of(s, request, before);
   pkv_sched_req *r = &s->reqs[slot];
   memset(r, 0, sizeof *r);
   r->id = request->id;
@@ -302,8 +314,7 @@ static void fill(pkv_sched *s, uint32_t slot, const pkv_sched_request *request) 
   r->place = PKV_SCHED_IS_WAITING;
 }
 
-pkv_status pkv_sched_insert(pkv_sched *sched, const pkv_sched_request *request, pkv_error *err) {
-  PKV_CHECK(err, sched, PKV_E_INVALID, "sched is NULL");
+static pkv_status check_insert(pkv_sched *sched, const pkv_sched_request *request, pkv_error *err) {
   PKV_CHECK_STRUCT(err, request, pkv_sched_request);
   PKV_TRY(check_request(sched, request, err));
   const unsigned long long id = request->id;
@@ -311,11 +322,18 @@ pkv_status pkv_sched_insert(pkv_sched *sched, const pkv_sched_request *request, 
   PKV_CHECK(err, (uint32_t)held(sched) < sched->capacity, PKV_E_LIMIT,
             "%d requests are held, no more are possible (options->max_requests)", held(sched));
   const int32_t class_priority = sched->o.order == PKV_SCHED_FCFS ? 0 : request->priority;
-  PKV_TRY(pkv_sched_queue_ready(sched, class_priority, request->deadline_ns != 0, err));
+  return pkv_sched_queue_ready(sched, class_priority, request->deadline_ns != 0, err);
+}
+
+/* Ahead of a request, NONE = behind all. Checked before. */
+static pkv_status put_in(pkv_sched *sched, const pkv_sched_request *request, uint32_t before,
+                         pkv_error *err) {
+  uint32_t ord;
+  PKV_TRY(pkv_sched_queue_place(&ord, sched, before, err));
   const uint32_t slot = take_slot(sched);
   const int64_t last_since_ns = sched->last_since_ns;
-  fill(sched, slot, request);
-  sched->cells[slot].k.ord = sched->queue.next_ord; /* as queue_insert will say */
+  fill(sched, slot, request, before);
+  sched->cells[slot].k.ord = ord;
   if (sched->cht != NULL) {
     const pkv_status status = pkv_cht_insert(sched, slot, err);
     if (status != PKV_OK) {
@@ -326,7 +344,7 @@ pkv_status pkv_sched_insert(pkv_sched *sched, const pkv_sched_request *request, 
   } else {
     pkv_tree_insert(sched, slot);
   }
-  pkv_sched_queue_insert(sched, slot, request->deadline_ns);
+  pkv_sched_queue_insert(sched, slot, before, request->deadline_ns);
   pkv_sched_map_add(&sched->ids, request->id, slot);
   sched->waiting++;
   sched->changes++;
@@ -334,6 +352,26 @@ pkv_status pkv_sched_insert(pkv_sched *sched, const pkv_sched_request *request, 
   changed(sched);
   note_used(sched);
   return PKV_OK;
+}
+
+pkv_status pkv_sched_insert(pkv_sched *sched, const pkv_sched_request *request, pkv_error *err) {
+  PKV_CHECK(err, sched, PKV_E_INVALID, "sched is NULL");
+  PKV_TRY(check_insert(sched, request, err));
+  return put_in(sched, request, NONE, err);
+}
+
+pkv_status pkv_sched_insert_before(pkv_sched *sched, const pkv_sched_request *request,
+                                   uint64_t before, pkv_error *err) {
+  PKV_CHECK(err, sched, PKV_E_INVALID, "sched is NULL");
+  PKV_TRY(check_insert(sched, request, err));
+  const uint32_t slot = find(sched, before);
+  const unsigned long long id = before;
+  PKV_CHECK(err, slot != NONE, PKV_E_STATE, "request %llu is not held", id);
+  PKV_CHECK(err,
+            sched->o.order == PKV_SCHED_FCFS || sched->reqs[slot].priority == request->priority,
+            PKV_E_INVALID, "request->priority is %d, request %llu has %d", request->priority, id,
+            sched->reqs[slot].priority);
+  return put_in(sched, request, slot, err);
 }
 
 /* ---- from one state to another ---- */

@@ -455,6 +455,11 @@ void pkv_cht_move(pkv_sched *s, uint32_t slot, pkv_sched_place to) {
   if (to == PKV_SCHED_IS_WAITING) begin_waiting(s, slot);
 }
 
+void pkv_cht_set_ord(pkv_sched *s, uint32_t slot, uint32_t ord) {
+  s->cells[slot].k.ord = ord;
+  push(s, slot);
+}
+
 void pkv_cht_remove(pkv_sched *s, uint32_t slot) {
   pkv_cht *c = s->cht;
   cht_req *r = &c->reqs[slot];

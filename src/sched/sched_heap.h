@@ -11,8 +11,8 @@
 
 #define PKV_SCHED_NONE UINT32_MAX
 
-/* What is compared: key, then age. `ord` counts insertions and wraps, so that no two that are held
- * at a time may be 2^31 apart. */
+/* What is compared: key, then age. `ord` grows with insertions and wraps, so that no two that are
+ * held at a time may be 2^31 apart; it tells requests of one priority apart, not those of two. */
 typedef struct pkv_sched_key {
   int64_t key; /* INT64_MAX: there is none, slot is PKV_SCHED_NONE */
   uint32_t ord;

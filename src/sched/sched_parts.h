@@ -78,6 +78,8 @@ typedef struct pkv_sched_queue {
   pkv_sched_class *classes; /* [PKV_SCHED_MAX_PRIORITIES], the most urgent first */
   int32_t class_count;
   uint32_t next_ord;
+  uint32_t gap; /* from one insertion's ord to the next: 1, more once something was put between */
+  uint64_t moved; /* times that a request was given another ord */
   pkv_sched_deadline *deadlines; /* binary heap [max_requests]; NULL until there is one */
   uint32_t deadline_count;
 } pkv_sched_queue;
@@ -157,8 +159,11 @@ void pkv_sched_queue_deinit(pkv_sched *s);
  * deadlines. */
 pkv_status pkv_sched_queue_ready(pkv_sched *s, int32_t class_priority, bool deadline,
                                  pkv_error *err);
-/* Checked before; gives the cell its `ord`. */
-void pkv_sched_queue_insert(pkv_sched *s, uint32_t slot, int64_t deadline_ns);
+/* The `ord` of a new request ahead of `before`, NONE = behind all. Neighbours may get others.
+ * E_LIMIT: a request would be 2^31 behind. */
+pkv_status pkv_sched_queue_place(uint32_t *ord, pkv_sched *s, uint32_t before, pkv_error *err);
+/* Checked before; the cell has its `ord`. */
+void pkv_sched_queue_insert(pkv_sched *s, uint32_t slot, uint32_t before, int64_t deadline_ns);
 /* After place has changed between waiting and anything else. `admitted`: it passed older ones. */
 void pkv_sched_queue_leave(pkv_sched *s, uint32_t slot, bool admitted);
 void pkv_sched_queue_return(pkv_sched *s, uint32_t slot);
@@ -180,6 +185,8 @@ void pkv_tree_insert(pkv_sched *s, uint32_t slot);
 void pkv_tree_remove(pkv_sched *s, uint32_t slot);
 /* Changes reqs[slot].place too. */
 void pkv_tree_move(pkv_sched *s, uint32_t slot, pkv_sched_place to);
+/* Gives a waiting request another `ord`; its age among the others stays what it is. */
+void pkv_tree_set_ord(pkv_sched *s, uint32_t slot, uint32_t ord);
 /* The best of those that share, PKV_SCHED_NONE = none does. */
 uint32_t pkv_tree_choose(const pkv_sched *s);
 /* The longest prefix that `others` active requests have, itself not counted. */
@@ -197,6 +204,7 @@ void pkv_cht_destroy(pkv_sched *s);
 pkv_status pkv_cht_insert(pkv_sched *s, uint32_t slot, pkv_error *err);
 void pkv_cht_remove(pkv_sched *s, uint32_t slot);
 void pkv_cht_move(pkv_sched *s, uint32_t slot, pkv_sched_place to);
+void pkv_cht_set_ord(pkv_sched *s, uint32_t slot, uint32_t ord);
 uint32_t pkv_cht_choose(pkv_sched *s);
 int32_t pkv_cht_shared(const pkv_sched *s, uint32_t slot, int32_t others);
 int32_t pkv_cht_chain(const pkv_sched *s); /* tokens */

@@ -22,13 +22,13 @@ static int64_t in_ns(double seconds) {
   return (int64_t)(seconds * 1e9);
 }
 
-/* The longest wait of all priorities, if it is too long. */
+/* The longest wait of all priorities, if it is too long; of equal ones the most urgent. */
 static uint32_t waited_too_long(const pkv_sched *s) {
   uint32_t found = NONE;
   for (int32_t i = 0; i < s->queue.class_count; i++) {
     const uint32_t slot = s->queue.classes[i].oldest;
     if (slot == NONE || s->now_ns - s->reqs[slot].since_ns < in_ns(s->o.max_wait_s)) continue;
-    if (found == NONE || pkv_sched_older(s->cells[slot].k.ord, s->cells[found].k.ord)) found = slot;
+    if (found == NONE || s->reqs[slot].since_ns < s->reqs[found].since_ns) found = slot;
   }
   return found;
 }

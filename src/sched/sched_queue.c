@@ -17,6 +17,7 @@
 pkv_status pkv_sched_queue_init(pkv_sched *s, pkv_error *err) {
   s->queue.classes = pkv_sched_take(s, PKV_SCHED_MAX_PRIORITIES, sizeof *s->queue.classes);
   PKV_CHECK(err, s->queue.classes, PKV_E_NOMEM, "no memory for the queue");
+  s->queue.gap = 1;
   return PKV_OK;
 }
 
@@ -91,20 +92,119 @@ pkv_status pkv_sched_queue_ready(pkv_sched *s, int32_t class_priority, bool dead
   return PKV_OK;
 }
 
-void pkv_sched_queue_insert(pkv_sched *s, uint32_t slot, int64_t deadline_ns) {
+/* One more request of the class waits: its oldest, or not. */
+static void oldest_or_younger(const pkv_sched *s, pkv_sched_class *c, uint32_t slot) {
+  const uint32_t oldest = c->oldest;
+  if (oldest != PKV_SCHED_NONE && pkv_sched_older(s->cells[oldest].k.ord, s->cells[slot].k.ord))
+    return;
+  for (uint32_t at = slot; at != oldest; at = s->reqs[at].younger)
+    c->passed += s->reqs[at].passed;
+  c->oldest = slot;
+}
+
+/*
+ * Between two neighbours goes the middle of their `ord`s. Where these lie side by side, the
+ * requests around are spread out evenly over the smallest aligned range 2^k that is not too full:
+ * with at most (2 / 1.2)^k of them (Bender, Cole, Demaine, Farach-Colton, Zito 2002, "Two
+ * simplified algorithms for maintaining order in a list"). That is O(log n) moves for each
+ * insertion on average, whatever the pattern. A range may reach beyond the youngest; younger ones
+ * then begin behind it.
+ */
+#define GAP       16
+#define MOST_BITS 30
+
+typedef struct range {
+  uint32_t low, bits, first, last; /* of `ord`, and the requests within */
+  uint32_t count;
+} range;
+
+static bool within(const pkv_sched *s, const range *r, uint32_t slot) {
+  return slot != PKV_SCHED_NONE && (s->cells[slot].k.ord ^ r->low) >> r->bits == 0;
+}
+
+/* The smallest range around `slot` that has room for one more. */
+static range roomy_range(const pkv_sched *s, uint32_t slot) {
+  const uint32_t ord = s->cells[slot].k.ord;
+  range r = {ord, 0, slot, slot, 1};
+  double most = 1;
+  do {
+    r.bits++;
+    most *= 2 / 1.2;
+    r.low = ord >> r.bits << r.bits;
+    while (within(s, &r, s->reqs[r.first].older)) {
+      r.first = s->reqs[r.first].older;
+      r.count++;
+    }
+    while (within(s, &r, s->reqs[r.last].younger)) {
+      r.last = s->reqs[r.last].younger;
+      r.count++;
+    }
+  } while (r.bits < MOST_BITS && (r.count + 1 > most || 2 * (r.count + 1) > (uint32_t)1 << r.bits));
+  return r;
+}
+
+static void set_ord(pkv_sched *s, uint32_t slot, uint32_t ord) {
+  s->queue.moved++;
+  if (s->reqs[slot].place != PKV_SCHED_IS_WAITING)
+    s->cells[slot].k.ord = ord;
+  else if (s->cht != NULL)
+    pkv_cht_set_ord(s, slot, ord);
+  else
+    pkv_tree_set_ord(s, slot, ord);
+}
+
+/* Whether every request stays within 2^31 of `next`. */
+static bool reaches(const pkv_sched *s, uint32_t next) {
+  for (int32_t i = 0; i < s->queue.class_count; i++)
+    if (next - s->cells[s->queue.classes[i].head].k.ord >= (uint32_t)INT32_MAX) return false;
+  return true;
+}
+
+static pkv_status spread(pkv_sched *s, uint32_t slot, pkv_error *err) {
+  const range r = roomy_range(s, slot);
+  const uint32_t size = (uint32_t)1 << r.bits, step = size / (r.count + 1), end = r.low + size;
+  const uint32_t next = pkv_sched_older(s->queue.next_ord, end) ? end : s->queue.next_ord;
+  PKV_CHECK(err, step >= 2 && next - r.low < (uint32_t)INT32_MAX && reaches(s, next), PKV_E_LIMIT,
+            "there is no room ahead of request %llu: older ones must leave first",
+            (unsigned long long)s->reqs[slot].id);
+  s->queue.next_ord = next;
+  uint32_t ord = r.low, at = r.first;
+  for (uint32_t i = 0; i < r.count; i++, at = s->reqs[at].younger)
+    set_ord(s, at, ord += step);
+  return PKV_OK;
+}
+
+pkv_status pkv_sched_queue_place(uint32_t *ord, pkv_sched *s, uint32_t before, pkv_error *err) {
+  pkv_sched_queue *q = &s->queue;
+  *ord = q->next_ord;
+  if (before == PKV_SCHED_NONE) {
+    q->next_ord += q->gap;
+    return PKV_OK;
+  }
+  q->gap = GAP;
+  const uint32_t older = s->reqs[before].older;
+  if (older == PKV_SCHED_NONE) {
+    *ord = s->cells[before].k.ord - GAP;
+    PKV_CHECK(err, q->next_ord - *ord < (uint32_t)INT32_MAX, PKV_E_LIMIT,
+              "request %llu has seen 2^31 insertions: it must leave first",
+              (unsigned long long)s->reqs[before].id);
+    return PKV_OK;
+  }
+  if (s->cells[before].k.ord - s->cells[older].k.ord < 2) PKV_TRY(spread(s, before, err));
+  *ord = s->cells[older].k.ord + (s->cells[before].k.ord - s->cells[older].k.ord) / 2;
+  return PKV_OK;
+}
+
+void pkv_sched_queue_insert(pkv_sched *s, uint32_t slot, uint32_t before, int64_t deadline_ns) {
   pkv_sched_req *r = &s->reqs[slot];
   pkv_sched_class *c = class_for(&s->queue, pkv_sched_class_priority(s, slot));
-  s->cells[slot].k.ord = s->queue.next_ord++;
   r->passed = 0;
-  r->older = c->tail;
-  r->younger = PKV_SCHED_NONE;
-  if (c->tail != PKV_SCHED_NONE)
-    s->reqs[c->tail].younger = slot;
-  else
-    c->head = slot;
-  c->tail = slot;
-  if (c->oldest == PKV_SCHED_NONE) c->oldest = slot;
+  r->younger = before;
+  r->older = before != PKV_SCHED_NONE ? s->reqs[before].older : c->tail;
+  *(before != PKV_SCHED_NONE ? &s->reqs[before].older : &c->tail) = slot;
+  *(r->older != PKV_SCHED_NONE ? &s->reqs[r->older].younger : &c->head) = slot;
   c->waiting++;
+  oldest_or_younger(s, c, slot);
   if (deadline_ns != 0) pkv_sched_deadline_add(s, slot, deadline_ns);
 }
 
@@ -148,12 +248,7 @@ void pkv_sched_queue_leave(pkv_sched *s, uint32_t slot, bool admitted) {
 void pkv_sched_queue_return(pkv_sched *s, uint32_t slot) {
   pkv_sched_class *c = pkv_sched_class_of(s, slot);
   c->waiting++;
-  const uint32_t oldest = c->oldest;
-  if (oldest != PKV_SCHED_NONE && pkv_sched_older(s->cells[oldest].k.ord, s->cells[slot].k.ord))
-    return;
-  for (uint32_t at = slot; at != oldest; at = s->reqs[at].younger)
-    c->passed += s->reqs[at].passed;
-  c->oldest = slot;
+  oldest_or_younger(s, c, slot);
 }
 
 void pkv_sched_queue_remove(pkv_sched *s, uint32_t slot) {
@@ -176,10 +271,13 @@ int64_t pkv_sched_bypasses(const pkv_sched *s, const pkv_sched_class *c) {
   return s->o.ageing == PKV_SCHED_AGEING_EACH ? c->passed : c->streak;
 }
 
-/* ---- deadlines: a binary heap, the nearest first, ties by age ---- */
+/* ---- deadlines: a binary heap, the nearest first, then urgency, then age ---- */
 
 static bool nearer(const pkv_sched *s, const pkv_sched_deadline *a, const pkv_sched_deadline *b) {
   if (a->at_ns != b->at_ns) return a->at_ns < b->at_ns;
+  const int32_t pa = pkv_sched_class_priority(s, a->slot);
+  const int32_t pb = pkv_sched_class_priority(s, b->slot);
+  if (pa != pb) return pa < pb;
   return pkv_sched_older(s->cells[a->slot].k.ord, s->cells[b->slot].k.ord);
 }
 

@@ -181,6 +181,14 @@ void pkv_tree_move(pkv_sched *s, uint32_t slot, pkv_sched_place to) {
   pkv_tree_mend(s->tree, node, sizes);
 }
 
+void pkv_tree_set_ord(pkv_sched *s, uint32_t slot, uint32_t ord) {
+  const uint32_t node = s->reqs[slot].node;
+  pkv_tree_detach(s, node, slot);
+  s->cells[slot].k.ord = ord;
+  pkv_tree_attach(s, node, slot);
+  pkv_tree_mend(s->tree, node, false);
+}
+
 uint32_t pkv_tree_choose(const pkv_sched *s) {
   return best_of(s->tree, 0).slot;
 }

@@ -130,29 +130,74 @@ static int64_t total_tokens(const sched_twin *t) {
 
 /* ---- coming and going ---- */
 
-pkv_status twin_insert(sched_twin *t, const pkv_sched_request *r, int64_t now_ns) {
-  const int64_t pages =
-      r->pages > 0 ? r->pages
-                   : ((int64_t)r->prompt_tokens + r->output_tokens + t->o.page_tokens - 1) /
-                         t->o.page_tokens;
+/* The next older one of the same priority. */
+static const twin_req *ahead_of(const sched_twin *t, const twin_req *r) {
+  for (const twin_req *q = r; q-- > t->q;)
+    if (priority(t, q) == priority(t, r)) return q;
+  return NULL;
+}
+
+static int32_t pages_of(const sched_twin *t, const pkv_sched_request *r) {
+  const int32_t page = t->o.page_tokens;
+  return r->pages > 0 ? r->pages : (r->prompt_tokens + r->output_tokens + page - 1) / page;
+}
+
+static pkv_status refusal(sched_twin *t, const pkv_sched_request *r) {
   if (r->prompt_tokens > t->o.max_prompt_tokens) return PKV_E_LIMIT;
-  if (t->o.pool_pages > 0 && pages > t->o.pool_pages) return PKV_E_LIMIT;
+  if (t->o.pool_pages > 0 && pages_of(t, r) > t->o.pool_pages) return PKV_E_LIMIT;
   if (twin_find(t, r->id) != NULL) return PKV_E_STATE;
-  if (t->count == t->o.max_requests) return PKV_E_LIMIT;
-  twin_clock(t, now_ns);
-  twin_req *q = &t->q[t->count++];
+  return t->count == t->o.max_requests ? PKV_E_LIMIT : PKV_OK;
+}
+
+static int64_t at_most(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+static int64_t at_least(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+/* At place `at` of the queue, with nothing but what the request itself says. */
+static twin_req *put_in(sched_twin *t, const pkv_sched_request *r, int32_t at) {
+  twin_req *q = &t->q[at];
+  memmove(q + 1, q, (size_t)(t->count - at) * sizeof *q);
+  t->count++;
   memset(q, 0, sizeof *q);
   q->r = *r;
   q->state = PKV_SCHED_WAITING;
-  q->since_ns = r->arrival_ns != 0 && r->arrival_ns < t->now_ns ? r->arrival_ns : t->now_ns;
-  if (q->since_ns < t->last_since_ns) q->since_ns = t->last_since_ns;
-  t->last_since_ns = q->since_ns;
+  q->since_ns = r->arrival_ns != 0 ? at_most(r->arrival_ns, t->now_ns) : t->now_ns;
   q->deadline_ns = r->deadline_ns;
-  q->pages = (int32_t)pages;
+  q->pages = pages_of(t, r);
   q->hashed = r->prompt_tokens;
   if (r->hashes != NULL && r->hash_count * t->o.chunk_tokens < q->hashed)
     q->hashed = r->hash_count * t->o.chunk_tokens;
   t->ranked = -1;
+  return q;
+}
+
+pkv_status twin_insert(sched_twin *t, const pkv_sched_request *r, int64_t now_ns) {
+  const pkv_status status = refusal(t, r);
+  if (status != PKV_OK) return status;
+  twin_clock(t, now_ns);
+  twin_req *q = put_in(t, r, t->count);
+  t->last_since_ns = q->since_ns = at_least(q->since_ns, t->last_since_ns);
+  return PKV_OK;
+}
+
+pkv_status twin_insert_before(sched_twin *t, const pkv_sched_request *r, uint64_t before,
+                              int64_t now_ns) {
+  const pkv_status status = refusal(t, r);
+  if (status != PKV_OK) return status;
+  const twin_req *behind = twin_find(t, before);
+  if (behind == NULL) return PKV_E_STATE;
+  if (t->o.order != PKV_SCHED_FCFS && behind->r.priority != r->priority) return PKV_E_INVALID;
+  twin_clock(t, now_ns);
+  const twin_req *ahead = ahead_of(t, behind);
+  const int64_t least = ahead != NULL ? ahead->since_ns : t->base_ns;
+  const int64_t most = behind->since_ns, passed = behind->passed;
+  twin_req *q = put_in(t, r, (int32_t)(behind - t->q));
+  q->since_ns = at_least(at_most(q->since_ns, most), least);
+  q->passed = passed;
   return PKV_OK;
 }
 
@@ -357,11 +402,15 @@ static void rank_depth_first(sched_twin *t) {
   t->ranked = (int32_t)(to - t->ranking);
 }
 
-static twin_req *by_ranking(sched_twin *t, const bool *hidden) {
+static void rank_again(sched_twin *t) {
   if (t->ranked < 0 && t->o.order == PKV_SCHED_DFS_WEIGHT)
     rank_depth_first(t);
-  else if (t->ranked < 0)
+  else if (t->ranked < 0 && t->o.order == PKV_SCHED_LPM)
     rank(t);
+}
+
+static twin_req *by_ranking(sched_twin *t, const bool *hidden) {
+  rank_again(t);
   for (int32_t i = 0; i < t->ranked; i++) {
     twin_req *r = twin_find(t, t->ranking[i]);
     if (r != NULL && r->state == PKV_SCHED_WAITING && !hidden[r - t->q]) return r;
@@ -398,15 +447,24 @@ static twin_req *choose(sched_twin *t, const bool *hidden, pkv_sched_reason *rea
     twin_req *r = &t->q[i];
     if (r->state != PKV_SCHED_WAITING || hidden[i]) continue;
     if (priority(t, r) < top) top = priority(t, r);
-    if (r->deadline_ns != 0 && (urgent == NULL || r->deadline_ns < urgent->deadline_ns)) urgent = r;
+    if (r->deadline_ns != 0 &&
+        (urgent == NULL || r->deadline_ns < urgent->deadline_ns ||
+         (r->deadline_ns == urgent->deadline_ns && priority(t, r) < priority(t, urgent))))
+      urgent = r;
   }
   if (top == INT32_MAX) return NULL;
   if (AGED(t)) {
     *reason = PKV_SCHED_BY_WAIT;
-    for (int32_t i = 0; i < t->count && wait > 0; i++)
-      if (t->q[i].state == PKV_SCHED_WAITING && !hidden[i] &&
-          t->now_ns - t->q[i].since_ns >= (int64_t)wait)
-        return &t->q[i];
+    twin_req *late = NULL;
+    for (int32_t i = 0; i < t->count && wait > 0; i++) {
+      twin_req *r = &t->q[i];
+      if (r->state != PKV_SCHED_WAITING || hidden[i] || t->now_ns - r->since_ns < (int64_t)wait)
+        continue;
+      if (late == NULL || r->since_ns < late->since_ns ||
+          (r->since_ns == late->since_ns && priority(t, r) < priority(t, late)))
+        late = r;
+    }
+    if (late != NULL) return late;
     *reason = PKV_SCHED_BY_BYPASSES;
     twin_req *r = oldest(t, top, hidden);
     const int64_t n = t->o.ageing == PKV_SCHED_AGEING_EACH ? r->passed : (int64_t)*streak_of(t, r);
@@ -504,6 +562,8 @@ void twin_best(pkv_sched_pick *out, sched_twin *t, int64_t budget) {
     const int32_t pages = r->pages - twin_shared(t, r) / t->o.page_tokens;
     if (budget < 0 || (pages > 0 ? pages : 0) <= budget) break;
     const bool last = reason == PKV_SCHED_BY_BYPASSES || reason == PKV_SCHED_BY_WAIT;
+    /* A pass is due before the second candidate is sought, whichever rule finds it. */
+    if (!last && tries + 1 < t->o.fit_tries) rank_again(t);
     hidden[r - t->q] = true;
     r = NULL;
     if (last) break;

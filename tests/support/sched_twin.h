@@ -44,6 +44,8 @@ twin_req *twin_find(sched_twin *t, uint64_t id);
 int32_t twin_in(const sched_twin *t, pkv_sched_state state);
 /* What pkv_sched_insert must say, and the insertion if it says PKV_OK. */
 pkv_status twin_insert(sched_twin *t, const pkv_sched_request *r, int64_t now_ns);
+pkv_status twin_insert_before(sched_twin *t, const pkv_sched_request *r, uint64_t before,
+                              int64_t now_ns);
 /* `best`: it is what the twin said last. */
 void twin_admit(sched_twin *t, uint64_t id, bool best);
 void twin_leave(sched_twin *t, uint64_t id); /* finish, cancel */

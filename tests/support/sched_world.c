@@ -177,8 +177,17 @@ static bool op_insert(world *w) {
   if (w->seed % 5 == 0 && one_in(w, 3)) r.deadline_ns = w->clock_ns + 1 + below(w, 60);
   r.output_tokens = below(w, 10);
   r.pages = one_in(w, 4) ? 1 + below(w, 12) : 0;
-  const pkv_status expected = twin_insert(&w->t, &r, w->clock_ns);
-  if (!expect(w, pkv_sched_insert(w->s, &r, &err), expected, "insert")) return false;
+  if (w->seed % 4 == 0 && one_in(w, 2)) {
+    const uint64_t before = any_id(w);
+    const twin_req *behind = twin_find(&w->t, before);
+    if (behind != NULL && !one_in(w, 20)) r.priority = behind->r.priority;
+    const pkv_status expected = twin_insert_before(&w->t, &r, before, w->clock_ns);
+    const pkv_status got = pkv_sched_insert_before(w->s, &r, before, &err);
+    if (!expect(w, got, expected, "insert before another")) return false;
+  } else {
+    const pkv_status expected = twin_insert(&w->t, &r, w->clock_ns);
+    if (!expect(w, pkv_sched_insert(w->s, &r, &err), expected, "insert")) return false;
+  }
   w->prompt_used[at] = true;
   w->prompt_id[at] = r.id;
   return true;

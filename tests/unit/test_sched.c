@@ -295,6 +295,117 @@ static void insertions_wrap(void **state) {
   pkv_sched_destroy(s);
 }
 
+static void insert_ahead(pkv_sched *s, uint64_t id, uint64_t before) {
+  pkv_sched_request r = PKV_SCHED_REQUEST_INIT;
+  r.id = id;
+  const pkv_status status =
+      before == 0 ? pkv_sched_insert(s, &r, &err) : pkv_sched_insert_before(s, &r, before, &err);
+  if (status != PKV_OK) fail_msg("%llu: %s", (unsigned long long)id, err.text);
+}
+
+static void ahead_of_another(void **state) {
+  (void)state;
+  int64_t now_ns = 1000;
+  pkv_sched_options o = PKV_SCHED_OPTIONS_INIT;
+  o.order = PKV_SCHED_PRIORITY;
+  o.bypass_limit = 3;
+  o.clock = sd_clock;
+  o.clock_ctx = &now_ns;
+  pkv_sched *s = sd_create(&o);
+  pkv_sched_request r = PKV_SCHED_REQUEST_INIT;
+  insert_ahead(s, 1, 0);
+  now_ns = 2000;
+  insert_ahead(s, 2, 0);
+  insert_ahead(s, 3, 2);
+  r.id = 4;
+  r.arrival_ns = 1;
+  assert_int_equal(pkv_sched_insert_before(s, &r, 1, &err), PKV_OK);
+  r.id = 5;
+  REFUSED(pkv_sched_insert_before(s, &r, 9, &err), PKV_E_STATE, "request 9 is not held");
+  r.priority = 1;
+  REFUSED(pkv_sched_insert_before(s, &r, 1, &err), PKV_E_INVALID,
+          "request->priority is 1, request 1 has 0");
+  r.id = 3;
+  REFUSED(pkv_sched_insert_before(s, &r, 1, &err), PKV_E_STATE, "request 3 is held already");
+  sd_admit(s, 2); /* the older three are passed over, and what comes among them counts so */
+  insert_ahead(s, 6, 3);
+  insert_ahead(s, 7, 2);
+  pkv_sched_entry e[6];
+  const uint64_t wanted[6] = {4, 1, 6, 3, 7, 2};
+  const int64_t since[6] = {1000, 1000, 2000, 2000, 2000, 2000};
+  assert_int_equal(pkv_sched_snapshot(e, 6, s), 6);
+  for (int i = 0; i < 6; i++) {
+    assert_int_equal(e[i].id, wanted[i]);
+    assert_int_equal(e[i].waiting_since_ns, since[i]);
+  }
+  for (int i = 0; i < 5; i++) {
+    assert_int_equal(sd_best(s).bypasses, i < 4);
+    assert_int_equal(sd_admit_best(s), wanted[i]);
+  }
+  assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
+  pkv_sched_destroy(s);
+}
+
+/* The place of request i in the order of insertions that a pattern asks for. */
+static int32_t arrival(int pattern, int32_t i, int32_t count) {
+  if (pattern == 0) return (int32_t)((int64_t)i * 7919 % count); /* here and there */
+  if (pattern == 1) return i == 0 ? count : i;                   /* all before the first one */
+  return i == 0 ? 0 : count - i;                                 /* each before the one before */
+}
+
+/* Whatever the order in which requests come, few others get another number for each. */
+static void moves_are_few(void **state) {
+  (void)state;
+  enum { N = 20011 };
+  static uint64_t at[N + 1]; /* the request of each place */
+  for (int pattern = 0; pattern < 3; pattern++) {
+    for (int order = 0; order < 2; order++) {
+      pkv_sched_options o = PKV_SCHED_OPTIONS_INIT;
+      o.order = order == 0 ? PKV_SCHED_TREE : PKV_SCHED_CHT;
+      o.max_requests = N;
+      pkv_sched *s = sd_create(&o);
+      memset(at, 0, sizeof at);
+      for (int32_t i = 0; i < N; i++) {
+        const int32_t place = arrival(pattern, i, N);
+        int32_t behind = place + 1;
+        while (behind <= N && at[behind] == 0)
+          behind++;
+        at[place] = (uint64_t)i + 1;
+        insert_ahead(s, at[place], behind <= N ? at[behind] : 0);
+      }
+      if (s->queue.moved > 40ull * N)
+        fail_msg("pattern %d: %llu moves for %d insertions", pattern,
+                 (unsigned long long)s->queue.moved, N);
+      assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
+      for (int32_t place = 0; place <= N; place++)
+        if (at[place] != 0) assert_int_equal(sd_admit_best(s), at[place]);
+      pkv_sched_destroy(s);
+    }
+  }
+}
+
+/* Near the end of the numbers there may be no room: said, and nothing has changed. */
+static void no_room_ahead(void **state) {
+  (void)state;
+  pkv_sched_options o = PKV_SCHED_OPTIONS_INIT;
+  pkv_sched *s = sd_create(&o);
+  pkv_sched_request r = PKV_SCHED_REQUEST_INIT;
+  insert_ahead(s, 1, 0);
+  insert_ahead(s, 2, 0);
+  insert_ahead(s, 3, 1);
+  s->queue.next_ord = (uint32_t)INT32_MAX - 20;
+  insert_ahead(s, 4, 0);
+  r.id = 5;
+  REFUSED(pkv_sched_insert_before(s, &r, 3, &err), PKV_E_LIMIT, "it must leave first");
+  assert_int_equal(pkv_sched_snapshot(NULL, 0, s), 4);
+  assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
+  assert_int_equal(pkv_sched_cancel(s, 3, &err), PKV_OK);
+  assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
+  for (uint64_t id = 1; id <= 4; id++)
+    if (id != 3) assert_int_equal(sd_admit_best(s), id);
+  pkv_sched_destroy(s);
+}
+
 /* Each request is passed over at most K times, whatever shares: counted here by hand. */
 static void bypasses_are_bounded(void **state) {
   (void)state;
@@ -613,14 +724,25 @@ static void bytes_a_request(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(options_are_checked),    cmocka_unit_test(requests_are_checked),
-      cmocka_unit_test(priorities_are_limited), cmocka_unit_test(empty_and_single),
-      cmocka_unit_test(cancel_everything),      cmocka_unit_test(clock_going_backwards),
-      cmocka_unit_test(deadlines_move_up),      cmocka_unit_test(bypasses_are_bounded),
-      cmocka_unit_test(page_budgets),           cmocka_unit_test(lpm_and_dfs_weight),
-      cmocka_unit_test(lpm_falls_back),         cmocka_unit_test(lpm_in_batch),
-      cmocka_unit_test(digests_are_cumulative), cmocka_unit_test(insertions_wrap),
-      cmocka_unit_test(allocations_fail),       cmocka_unit_test(hot_path_allocates_nothing),
+      cmocka_unit_test(options_are_checked),
+      cmocka_unit_test(requests_are_checked),
+      cmocka_unit_test(priorities_are_limited),
+      cmocka_unit_test(empty_and_single),
+      cmocka_unit_test(cancel_everything),
+      cmocka_unit_test(clock_going_backwards),
+      cmocka_unit_test(deadlines_move_up),
+      cmocka_unit_test(bypasses_are_bounded),
+      cmocka_unit_test(page_budgets),
+      cmocka_unit_test(lpm_and_dfs_weight),
+      cmocka_unit_test(lpm_falls_back),
+      cmocka_unit_test(lpm_in_batch),
+      cmocka_unit_test(digests_are_cumulative),
+      cmocka_unit_test(insertions_wrap),
+      cmocka_unit_test(ahead_of_another),
+      cmocka_unit_test(moves_are_few),
+      cmocka_unit_test(no_room_ahead),
+      cmocka_unit_test(allocations_fail),
+      cmocka_unit_test(hot_path_allocates_nothing),
       cmocka_unit_test(bytes_a_request),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

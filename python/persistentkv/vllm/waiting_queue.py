@@ -9,20 +9,16 @@ Where a request can be (`_Entry.place`):
     WAITING   the library holds it and may pick it
     FRONT     vLLM put it back at the head; it goes before all that the library would pick
     OVERFLOW  the library has no room for it yet; first come, first served, after all others
-    LATE      the library gets it when the next choice is made; with priorities only, see below
     BATCH     it runs
     ASIDE     it was popped and does not run: another queue of vLLM's has it
 
 With priorities vLLM ranks equals by arrival time, the library by the order of its insertions. A
-request that came in order goes in at once. One with an earlier arrival time than another of its
-priority waits, LATE, until somebody asks who is next; then all such go in together, and those that
-wait behind them go in again, once. What runs is left alone until it is put back.
+request with an earlier arrival time than others of its priority is inserted ahead of the next one.
 """
 
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -34,13 +30,13 @@ from vllm.v1.request import Request, RequestStatus
 from ..errors import OutOfMemory, OutOfRange
 from ..sched import Scheduler
 
-WAITING, FRONT, OVERFLOW, LATE, BATCH, ASIDE, GONE = range(7)
+WAITING, FRONT, OVERFLOW, BATCH, ASIDE, GONE = range(6)
 _MAX_PRIORITY = 1_000_000
 
 
 class _Entry:
-    """Of one request. `hashes` and `prompt` are what the library is told, kept to tell it again;
-    `stale`: requests of an earlier arrival time were inserted after it."""
+    """Of one request. `hashes` and `prompt` are what the library is told, kept for when it has room
+    for the request."""
 
     __slots__ = (
         "request",
@@ -50,7 +46,6 @@ class _Entry:
         "priority",
         "hashes",
         "prompt",
-        "stale",
     )
 
     def __init__(
@@ -63,12 +58,7 @@ class _Entry:
     ) -> None:
         self.request, self.number, self.place = request, number, GONE
         self.arrival = (request.arrival_time, request.request_id)
-        self.priority, self.hashes, self.prompt, self.stale = (
-            priority,
-            hashes,
-            prompt,
-            False,
-        )
+        self.priority, self.hashes, self.prompt = priority, hashes, prompt
 
 
 class WaitingQueue(RequestQueue):
@@ -100,9 +90,8 @@ class WaitingQueue(RequestQueue):
         self._batch: dict[str, _Entry] = {}
         self._front: deque[_Entry] = deque()
         self._overflow: deque[_Entry] = deque()
-        # by_priority only: what the library holds, of each priority, and what is LATE
+        # by_priority only: what the library holds, of each priority
         self._arrivals: dict[int, list[tuple[float, str]]] = {}
-        self._late: dict[str, _Entry] = {}
         self._popped: _Entry | None = None  # not known yet whether it runs
         self._pick: tuple[str, int] | None = None  # verdict, number
         self._next_number = 0
@@ -150,10 +139,6 @@ class WaitingQueue(RequestQueue):
                 return
             self.sched.admit(entry.number)
             self._put(entry, BATCH)
-        if entry.stale:
-            self._forget(request)
-            self._enter(request)
-            return
         if entry.place == BATCH:
             self.sched.preempt(entry.number)
         if self._by_priority:
@@ -230,8 +215,6 @@ class WaitingQueue(RequestQueue):
                 entry = self._enter(request)
             elif entry.place == ASIDE:
                 self.sched.resume(entry.number)
-            if entry.place == LATE:
-                self._fill()
             if entry.place in (WAITING, ASIDE):
                 self.sched.admit(entry.number)
                 self._put(entry, BATCH)
@@ -272,16 +255,8 @@ class WaitingQueue(RequestQueue):
         return self._overflow[0] if self._overflow else None
 
     def _fill(self) -> None:
-        """Gives the library what is LATE, and from OVERFLOW what there is room for now."""
-        if self._late:
-            late = sorted(self._late.values(), key=lambda e: (e.priority, e.arrival))
-            self._late.clear()
-            for _, same in itertools.groupby(late, key=lambda e: e.priority):
-                entries = list(same)
-                for entry in entries[self._hold(entries) :]:
-                    self._put(entry, OVERFLOW)
-                    self._overflow.append(entry)
-        while self._overflow and self._hold([self._overflow[0]]):
+        """Gives the library from OVERFLOW what there is room for now."""
+        while self._overflow and self._hold(self._overflow[0]):
             self._overflow.popleft()
 
     def _enter(self, request: Request) -> _Entry:
@@ -296,47 +271,17 @@ class WaitingQueue(RequestQueue):
         self._entries[request.request_id] = entry
         self._numbers[entry.number] = entry
         self._pick = None
-        held = self._arrivals.get(priority)
-        if self._overflow:
-            self._put(entry, OVERFLOW)
-            self._overflow.append(entry)
-        elif held and held[-1] > entry.arrival:
-            self._put(entry, LATE)
-            self._late[request.request_id] = entry
-        elif not self._hold([entry]):
+        if self._overflow or not self._hold(entry):
             self._put(entry, OVERFLOW)
             self._overflow.append(entry)
         return entry
 
-    def _hold(self, new: list[_Entry]) -> int:
-        """Gives the library these, all of one priority and by arrival; what waits behind one of
-        them is given again. Returns how many it had room for."""
-        count = 0
-        while count < len(new) and self._insert(new[count]):
-            self._put(new[count], WAITING)
-            count += 1
-        if count == 0 or not self._by_priority:
-            return count
-        held = self._arrivals.setdefault(new[0].priority, [])
-        at = bisect.bisect(held, new[0].arrival)
-        later = [self._entries[name] for _, name in held[at:]]
-        held[at:] = sorted(held[at:] + [entry.arrival for entry in new[:count]])
-        behind = []
-        for entry in later:
-            if entry.place == WAITING:
-                behind.append(entry)
-            else:
-                entry.stale = True
-        if behind:
-            behind += [entry for entry in new[:count] if entry.arrival > behind[0].arrival]
-            for entry in sorted(behind, key=lambda e: e.arrival):
-                self.sched.cancel(entry.number)
-                if not self._insert(entry):
-                    name = entry.request.request_id
-                    raise OutOfMemory(f"request {name} found no room where it had been")
-        return count
-
-    def _insert(self, entry: _Entry) -> bool:
+    def _hold(self, entry: _Entry) -> bool:
+        """Gives it to the library, by arrival among those of its priority; False: no room."""
+        held: list[tuple[float, str]] = []
+        if self._by_priority:
+            held = self._arrivals.get(entry.priority, [])
+        at = bisect.bisect(held, entry.arrival)
         try:
             self.sched.insert(
                 entry.number,
@@ -344,9 +289,14 @@ class WaitingQueue(RequestQueue):
                 prompt_tokens=entry.prompt,
                 priority=entry.priority,
                 output_tokens=entry.request.max_tokens,
+                before=self._entries[held[at][1]].number if at < len(held) else None,
             )
         except (OutOfRange, OutOfMemory):
             return False
+        if self._by_priority:
+            held.insert(at, entry.arrival)
+            self._arrivals[entry.priority] = held
+        self._put(entry, WAITING)
         return True
 
     def _put(self, entry: _Entry, place: int) -> None:
@@ -368,8 +318,6 @@ class WaitingQueue(RequestQueue):
             return
         if entry.place == OVERFLOW:
             self._overflow.remove(entry)
-        elif entry.place == LATE:
-            del self._late[request.request_id]
         else:
             if entry.place == FRONT:
                 self._front.remove(entry)
@@ -377,7 +325,7 @@ class WaitingQueue(RequestQueue):
         self._leave(entry)
 
     def _leave(self, entry: _Entry) -> None:
-        if self._by_priority and entry.place not in (OVERFLOW, LATE):
+        if self._by_priority and entry.place != OVERFLOW:
             held = self._arrivals[entry.priority]
             del held[bisect.bisect_left(held, entry.arrival)]
             if not held:
