@@ -215,11 +215,19 @@ static void few_check(const few_case *c, const char *what) {
   }
 }
 
-static void few_once(few_case c, int32_t split, const char *what) {
+/* False where so many CTAs' share of x does not fit: nothing runs then. */
+static bool few_once(few_case c, int32_t split, const char *what) {
   few_init(&c, (uint64_t)(c.k * 31 + c.m));
-  few_run(&c, split, 0);
-  few_check(&c, what);
+  const pkv_dense_matmul_params p = few_params(&c);
+  const bool fits = pkv_dense_gemv_fits(&p, split) != 0;
+  if (fits) {
+    few_run(&c, split, 0);
+    few_check(&c, what);
+  } else {
+    assert_int_equal(pkv_dense_launch_gemv_as(&p, split, 0, NULL), cudaErrorInvalidValue);
+  }
   few_deinit(&c);
+  return fits;
 }
 
 static bool here(void) {
@@ -254,7 +262,7 @@ static void test_sizes(void **state) {
                             .k = k,
                             .y_f32 = (int32_t)(k / 32) % 2,
                             .accumulate = (int32_t)(k / 32) % 2 && m % 2};
-        few_once(c, 0, "sizes");
+        assert_true(few_once(c, 0, "sizes"));
       }
   }
 }
@@ -282,7 +290,9 @@ static void test_splits(void **state) {
                           .y_f32 = 1,
                           .accumulate = 1};
       if (gpu_opt.small && i > 1) continue;
-      few_once(c, cells[i].split, "splits");
+      const bool ran = few_once(c, cells[i].split, "splits");
+      /* Of the widest types some shares of 11 and 16 rows are too large; the others run. */
+      if (cells[i].split <= 1 || cells[i].m < 8) assert_true(ran);
     }
 }
 
@@ -300,7 +310,7 @@ static void test_gates(void **state) {
                             .k = m % 2 ? 512 : 4096,
                             .gate = (pkv_dense_gate)gate,
                             .y_f32 = m % 2 == 0};
-        few_once(c, m % 2 ? 0 : 2, "gates");
+        assert_true(few_once(c, m % 2 ? 0 : 2, "gates"));
       }
 }
 

@@ -177,18 +177,25 @@ static pkv_status dense_prefill(pkv_executor *executor, const pkv_dense_prefill_
                            "dense_prefill", (cudaStream_t)stream, err);
 }
 
+/* Clusters: sm_90 and later. Elsewhere only the likeliest token is found. */
+static int32_t dense_samples(pkv_executor *executor) {
+  return pkv_cuda_state_of(executor)->major >= 9;
+}
+
 static size_t dense_sample_bytes(int32_t m, int32_t vocab) {
-  (void)m;
-  (void)vocab;
-  return 0;
+  return pkv_dense_sample_bytes(m, vocab);
 }
 
 static pkv_status dense_sample(pkv_executor *executor, const pkv_dense_sample_params *p,
                                void *stream, pkv_error *err) {
-  PKV_CHECK(err, !p->rows, PKV_E_UNSUPPORTED, "only greedy sampling on CUDA");
-  return pkv_cuda_launched(executor,
-                           pkv_dense_launch_argmax(p, dependent_of(executor), (cudaStream_t)stream),
-                           "dense_argmax", (cudaStream_t)stream, err);
+  const int32_t dependent = dependent_of(executor);
+  PKV_CHECK(err, !p->rows || dense_samples(executor), PKV_E_UNSUPPORTED,
+            "only greedy sampling on this device");
+  if (!p->rows)
+    return pkv_cuda_launched(executor, pkv_dense_launch_argmax(p, dependent, (cudaStream_t)stream),
+                             "dense_argmax", (cudaStream_t)stream, err);
+  return pkv_cuda_launched(executor, pkv_dense_launch_sample(p, dependent, (cudaStream_t)stream),
+                           "dense_sample", (cudaStream_t)stream, err);
 }
 
 const pkv_dense_ops pkv_cuda_dense_ops = {
@@ -212,6 +219,7 @@ const pkv_dense_ops pkv_cuda_dense_ops = {
     .rope = dense_rope,
     .prefill_takes = dense_prefill_takes,
     .prefill = dense_prefill,
+    .samples = dense_samples,
     .sample_bytes = dense_sample_bytes,
     .sample = dense_sample,
 };

@@ -163,6 +163,11 @@ static cudaError_t launch(const pkv_few_set *set, const pkv_dense_matmul_params 
   return cudaLaunchKernelExC(&config, set->kernel[p->m > 8], arguments_of);
 }
 
+int pkv_dense_gemv_fits(const pkv_dense_matmul_params *p, int32_t split) {
+  const pkv_few_set *const set = set_of(p->w.type);
+  return takes(set, p) && (split == 0 || (p->m <= 16 && fits(set, p->m, p->w.k, split)));
+}
+
 cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t split,
                                      int32_t dependent, cudaStream_t stream) {
   const pkv_few_set *const set = set_of(p->w.type);

@@ -27,8 +27,9 @@ int pkv_dense_gemv_takes(const pkv_dense_matmul_params *p);
    everything else after that end. */
 cudaError_t pkv_dense_launch_gemv(const pkv_dense_matmul_params *p, int32_t dependent,
                                   cudaStream_t stream);
-/* The same with the number of CTAs that share the elements of a row (1, 2, 4, 8; 0 = choose). For
-   tests and measurements. */
+/* The same with the number of CTAs that share the elements of a row (1, 2, 4, 8, where their share
+   of x fits; 0 = choose). For tests and measurements. */
+int pkv_dense_gemv_fits(const pkv_dense_matmul_params *p, int32_t split);
 cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t split,
                                      int32_t dependent, cudaStream_t stream);
 
