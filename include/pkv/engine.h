@@ -435,8 +435,8 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_engine_submit(int64_t *id, pkv_engine *eng
    id is no error. */
 PKV_API void pkv_engine_cancel(pkv_engine *engine, int64_t id);
 /* paused 1: the answers of a request get no more tokens until this is called with 0, because their
-   reader is behind. They keep row and pages as long as nobody else needs these: paused ones lose
-   theirs first. What comes after is what would have come. Ids as for cancel. */
+   reader is behind. They keep row and pages as long as nobody else needs these, also to start:
+   paused ones lose theirs first. What comes after is what would have come. Ids as for cancel. */
 PKV_API void pkv_engine_pause(pkv_engine *engine, int64_t id, int32_t paused);
 /*
  * One step: admit, plan, forward, sample. Every decoding request advances by one token, and

@@ -4,7 +4,7 @@
  *
  * The scheduler knows tokens (or block hashes), a clock and a cost figure, never a tensor. It holds
  * every request from insert to finish or cancel; a request is *waiting*, *active* (in the batch) or
- * *preempted* (out of the batch, not to be picked until it returns).
+ * *preempted* (out of the batch or the queue, not to be picked until it returns).
  *
  * The order of calls
  *   pkv_sched_insert()            a request has come
@@ -302,7 +302,8 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_sched_best(pkv_sched_pick *out, pkv_sched 
 PKV_API PKV_MUST_CHECK pkv_status pkv_sched_admit(pkv_sched *sched, uint64_t id, pkv_error *err);
 /* An active request leaves for good. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_sched_finish(pkv_sched *sched, uint64_t id, pkv_error *err);
-/* An active request leaves the batch and keeps its age; it is picked again after its return. */
+/* An active request leaves the batch and keeps its age; it is picked again after its return. A
+   waiting one, too, is then not picked before that; its deadline does not count any more. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_sched_preempt(pkv_sched *sched, uint64_t id, pkv_error *err);
 /* A preempted request waits again, in its old place. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_sched_return(pkv_sched *sched, uint64_t id, pkv_error *err);

@@ -15,8 +15,8 @@
  * empty, the youngest running request gives all of its pages back and returns to its place in the
  * queue; it is computed again later, from what the cache still has. The oldest therefore always
  * advances, and any request fits alone (pkv_engine_submit). Paused ones plan nothing, hold what
- * they have until somebody needs it, and then give it back first; nobody waits for what they
- * compute.
+ * they have until somebody needs it, also to start, and then give it back first; nobody waits for
+ * what they compute.
  */
 #include "engine/engine_state.h"
 
@@ -198,21 +198,52 @@ static pkv_status join_followers(pkv_engine *e, pkv_error *err) {
   return PKV_OK;
 }
 
+/* The youngest paused one; its index in `running`, or -1. */
+static int32_t find_paused(const pkv_engine *e) {
+  for (int32_t i = e->running_count; i-- > 0;)
+    if (e->seqs[e->running[i]].paused) return i;
+  return -1;
+}
+
+/* Who loses its pages: a paused one, which needs none now, else the youngest; its index in
+   `running`. */
+static int32_t find_victim(const pkv_engine *e) {
+  const int32_t paused = find_paused(e);
+  return paused >= 0 ? paused : e->running_count - 1;
+}
+
+static pkv_status preempt(pkv_engine *e, int32_t index, pkv_error *err) {
+  const int32_t slot = e->running[index];
+  PKV_TRY(pkv_engine_leave(e, slot, err));
+  PKV_TRY(pkv_queue_return(e, slot, err));
+  e->seqs[slot].preemptions++;
+  e->stats.preemptions++;
+  return PKV_OK;
+}
+
+/* A paused one gives row and pages to whom it keeps out. */
+static pkv_status yield_paused(bool *yielded, pkv_engine *e, pkv_error *err) {
+  const int32_t paused = find_paused(e);
+  *yielded = paused >= 0;
+  return *yielded ? preempt(e, paused, err) : PKV_OK;
+}
+
 pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err) {
   PKV_TRY(join_followers(engine, err));
   int32_t refused = 0;
-  while (engine->free_row_count > 0 && (size_t)engine->running_count < most) {
+  while ((size_t)engine->running_count < most) {
+    const bool row = engine->free_row_count > 0;
     const int64_t room = room_for_one(engine);
     int32_t slot = -1;
+    bool yielded = false;
+    if (!row && find_paused(engine) < 0) break;
     PKV_TRY(pkv_queue_next(&slot, engine, refused, room, err));
     if (slot < 0) break;
     const prefix_match match = find_prefix(engine, &engine->seqs[slot]);
-    if (!fits(engine, &engine->seqs[slot], &match, room)) {
-      refused++;
-      continue;
-    }
-    PKV_TRY(start(engine, slot, &match, err));
-    refused = 0;
+    const bool fit = row && fits(engine, &engine->seqs[slot], &match, room);
+    if (!fit) PKV_TRY(yield_paused(&yielded, engine, err));
+    if (fit) PKV_TRY(start(engine, slot, &match, err));
+    refused = fit || yielded ? 0 : refused + 1;
   }
   return PKV_OK;
 }
@@ -248,23 +279,6 @@ static void plan_tokens(pkv_engine *e) {
     }
     s->planned = count;
   }
-}
-
-/* Who loses its pages: a paused one, which needs none now, else the youngest; its index in
-   `running`. */
-static int32_t find_victim(const pkv_engine *e) {
-  for (int32_t i = e->running_count; i-- > 0;)
-    if (e->seqs[e->running[i]].paused) return i;
-  return e->running_count - 1;
-}
-
-static pkv_status preempt(pkv_engine *e, int32_t index, pkv_error *err) {
-  const int32_t slot = e->running[index];
-  PKV_TRY(pkv_engine_leave(e, slot, err));
-  PKV_TRY(pkv_queue_return(e, slot, err));
-  e->seqs[slot].preemptions++;
-  e->stats.preemptions++;
-  return PKV_OK;
 }
 
 /* Idle pages leave the cache until the row can grow by `planned` tokens; false: it still cannot. */

@@ -280,7 +280,9 @@ void pkv_engine_cancel(pkv_engine *engine, int64_t id) {
 void pkv_engine_pause(pkv_engine *engine, int64_t id, int32_t paused) {
   for (int32_t i = 0; engine != NULL && i < engine->options.max_requests; i++) {
     pkv_seq *const s = &engine->seqs[i];
-    if (s->state != PKV_SEQ_FREE && s->id == id) s->paused = paused != 0;
+    if (s->state == PKV_SEQ_FREE || s->id != id) continue;
+    s->paused = paused != 0;
+    pkv_queue_hold(engine, i);
   }
 }
 

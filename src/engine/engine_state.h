@@ -63,6 +63,7 @@ typedef struct pkv_seq {
   int64_t leader_order;
   int32_t bypasses;     /* how often a later one started before it */
   bool forgotten;       /* the scheduler does not know it any more: cancelled while waiting */
+  bool held;            /* waits, and the scheduler is not to pick it: paused */
   int32_t prompt;       /* tokens of the prompt */
   int32_t known;        /* tokens there are: prompt and generated */
   int32_t computed;     /* tokens whose K and V are in the cache */
@@ -201,6 +202,9 @@ pkv_status pkv_queue_next(int32_t *slot, pkv_engine *engine, int32_t at, int64_t
                           pkv_error *err);
 /* A waiting request is cancelled: nobody may pick it any more. */
 void pkv_queue_forget(pkv_engine *engine, int32_t slot);
+/* A request was paused, or goes on: while it is paused and waits nobody picks it, and it keeps its
+   place. */
+void pkv_queue_hold(pkv_engine *engine, int32_t slot);
 /* The step's time, for policies that learn. */
 pkv_status pkv_queue_reward(pkv_engine *engine, double seconds, pkv_error *err);
 

@@ -108,7 +108,8 @@ pkv_status pkv_queue_return(pkv_engine *engine, int32_t slot, pkv_error *err) {
   insert_by_order(engine, engine->waiting, &engine->waiting_count, slot);
   if (engine->sched == NULL) return PKV_OK;
   PKV_TRY(pkv_sched_preempt(engine->sched, (uint64_t)s->order, err));
-  return pkv_sched_return(engine->sched, (uint64_t)s->order, err);
+  s->held = s->paused; /* who is behind does not stand in the way of others */
+  return s->held ? PKV_OK : pkv_sched_return(engine->sched, (uint64_t)s->order, err);
 }
 
 pkv_status pkv_queue_remove(pkv_engine *engine, int32_t slot, pkv_error *err) {
@@ -128,6 +129,15 @@ void pkv_queue_forget(pkv_engine *engine, int32_t slot) {
   pkv_seq *const s = &engine->seqs[slot];
   if (engine->sched == NULL || s->forgotten || s->state != PKV_SEQ_WAITING) return;
   s->forgotten = pkv_sched_cancel(engine->sched, (uint64_t)s->order, NULL) == PKV_OK;
+}
+
+void pkv_queue_hold(pkv_engine *engine, int32_t slot) {
+  pkv_seq *const s = &engine->seqs[slot];
+  if (engine->sched == NULL || s->forgotten || s->state != PKV_SEQ_WAITING || s->held == s->paused)
+    return;
+  const pkv_status status = s->paused ? pkv_sched_preempt(engine->sched, (uint64_t)s->order, NULL)
+                                      : pkv_sched_return(engine->sched, (uint64_t)s->order, NULL);
+  if (status == PKV_OK) s->held = s->paused;
 }
 
 /* The first waiting one neither cancelled nor paused, or one behind it that it lets pass. */

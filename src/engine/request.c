@@ -180,7 +180,7 @@ static void fill_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int
   s->logprobs = r->logprobs != 0 || r->top_logprobs > 0;
   s->scoring = s->echo && s->logprobs;
   s->ignore_end = r->ignore_end != 0;
-  s->cancelled = s->counted = s->apart = s->follows = s->forgotten = false;
+  s->cancelled = s->counted = s->apart = s->follows = s->forgotten = s->held = false;
   s->follow_pages = s->bypasses = 0;
   s->priority = r->priority;
   s->top_logprobs = r->top_logprobs;

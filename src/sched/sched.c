@@ -469,11 +469,22 @@ pkv_status pkv_sched_finish(pkv_sched *sched, uint64_t id, pkv_error *err) {
   return PKV_OK;
 }
 
+/* A waiting request is about to wait no longer, without having been admitted. */
+static void leave_queue(pkv_sched *s, uint32_t slot) {
+  if (s->reqs[slot].deadline != 0) pkv_sched_deadline_remove(s, slot);
+  pkv_sched_queue_leave(s, slot, false);
+  s->waiting--;
+  s->changes++;
+}
+
 pkv_status pkv_sched_preempt(pkv_sched *sched, uint64_t id, pkv_error *err) {
-  uint32_t slot;
-  PKV_TRY(find_in(&slot, sched, id, PKV_SCHED_IS_ACTIVE, err));
-  leave_batch(sched, slot);
+  PKV_CHECK(err, sched, PKV_E_INVALID, "sched is NULL");
+  uint32_t slot = find(sched, id);
+  const bool waits = slot != NONE && sched->reqs[slot].place == PKV_SCHED_IS_WAITING;
+  if (!waits) PKV_TRY(find_in(&slot, sched, id, PKV_SCHED_IS_ACTIVE, err));
+  if (!waits) leave_batch(sched, slot);
   pkv_sched_move(sched, slot, PKV_SCHED_IS_PREEMPTED);
+  if (waits) leave_queue(sched, slot); /* once it counts as one that does not wait */
   sched->preempted++;
   sched->stats.preempts++;
   changed(sched);
@@ -503,9 +514,7 @@ pkv_status pkv_sched_cancel(pkv_sched *sched, uint64_t id, pkv_error *err) {
   } else if (r->place == PKV_SCHED_IS_PREEMPTED) {
     sched->preempted--;
   } else {
-    if (r->deadline != 0) pkv_sched_deadline_remove(sched, slot);
-    pkv_sched_queue_leave(sched, slot, false);
-    sched->waiting--;
+    leave_queue(sched, slot);
   }
   drop(sched, slot);
   sched->changes++;

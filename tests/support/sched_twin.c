@@ -250,9 +250,15 @@ void twin_leave(sched_twin *t, uint64_t id) {
 
 void twin_preempt(sched_twin *t, uint64_t id) {
   twin_req *r = twin_find(t, id);
+  const bool waits = r->state == PKV_SCHED_WAITING;
   r->state = PKV_SCHED_PREEMPTED;
   r->lost = (t->o.faults & PKV_SCHED_FAULT_LOST_PREEMPTED) != 0 && t->o.order == PKV_SCHED_CHT;
-  drained(t);
+  if (waits) {
+    r->deadline_ns = 0;
+    end_row(t, r);
+  } else {
+    drained(t);
+  }
   t->ranked = -1;
 }
 

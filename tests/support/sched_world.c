@@ -263,7 +263,9 @@ static bool op_cancel(world *w) {
 
 static bool op_preempt(world *w) {
   const uint64_t id = any_id(w);
-  const pkv_status expected = in_state(w, id, PKV_SCHED_ACTIVE);
+  const bool waits = in_state(w, id, PKV_SCHED_WAITING) == PKV_OK;
+  if (waits && !one_in(w, 4)) return false; /* those that run are the rule */
+  const pkv_status expected = waits ? PKV_OK : in_state(w, id, PKV_SCHED_ACTIVE);
   if (!expect(w, pkv_sched_preempt(w->s, id, &err), expected, "preempt")) return false;
   twin_preempt(&w->t, id);
   return true;

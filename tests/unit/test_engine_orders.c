@@ -265,6 +265,55 @@ static void test_large_head(void **state) {
   drive_finish(engine);
 }
 
+/* Two paused ones hold all rows, and pages that the next one needs: it starts at once, whatever the
+   order. They get the answers they would have had, once they may go on. */
+static void paused_beside(pkv_sched_order order, pkv_sched_policy policy) {
+  static drive_answer behind[2];
+  static const int kinds[] = {18, 19, 2};
+  pkv_engine_options o = engine_options(704);
+  o.order = order;
+  o.admission = policy;
+  o.max_rows = 2;
+  pkv_engine *const engine = drive_engine(tiny.model, &o);
+  pkv_request r;
+  for (int i = 0; i < 2; i++) { /* admitted one by one: policies may wait with the second */
+    r = kind_request(kinds[i]);
+    drive_submit(engine, &r, &behind[i]);
+    for (int step = 0; step < 60 && behind[i].count < 2; step++)
+      (void)drive_step(engine);
+    pkv_engine_pause(engine, behind[i].id, 1);
+  }
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  for (int round = 0; round < 3; round++) { /* the second one beside what waits and is paused */
+    r = kind_request(kinds[2]);
+    r.n = 1;
+    drive_submit(engine, &r, &answers[round]);
+    for (int step = 0; answers[round].finish == PKV_FINISH_NONE; step++) {
+      (void)drive_step(engine);
+      assert_true(step < 40);
+    }
+    drive_equal(&answers[round], &alone[kinds[2]], "beside paused ones");
+  }
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(behind[i].finish, PKV_FINISH_NONE);
+    pkv_engine_pause(engine, behind[i].id, 0);
+  }
+  (void)drive_all(engine, 2000);
+  for (int i = 0; i < 2; i++)
+    drive_equal(&behind[i], &alone[kinds[i]], "paused for a while");
+  pkv_engine_get_stats(&stats, engine);
+  assert_true(stats.preemptions > 0);
+  drive_finish(engine);
+}
+
+static void test_paused_hold_nobody(void **state) {
+  (void)state;
+  for (int order = 0; order < PKV_SCHED_ORDERS; order++) {
+    paused_beside((pkv_sched_order)order, PKV_SCHED_ALWAYS);
+    paused_beside((pkv_sched_order)order, PKV_SCHED_MARGINAL);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_orders),
@@ -273,6 +322,7 @@ int main(void) {
       cmocka_unit_test(test_decoding_never_waits),
       cmocka_unit_test(test_newcomers_have_a_share),
       cmocka_unit_test(test_large_head),
+      cmocka_unit_test(test_paused_hold_nobody),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
