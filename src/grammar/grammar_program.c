@@ -5,11 +5,19 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/hash.h"
 #include "base/status.h"
 #include "grammar/program_check.h"
 
 /* Words that begin alike share nodes from so many on. */
 #define FEW_WORDS 2
+#define SET_SLOTS (2 * PKV_PROGRAM_SETS)
+
+/* Where a set of the program is found again. */
+typedef struct set_slot {
+  uint64_t hash;
+  int32_t set; /* -1: free */
+} set_slot;
 
 typedef struct word {
   const char *bytes;
@@ -23,6 +31,7 @@ typedef struct builder {
   int32_t *item_of; /* by tree node: the same of what is repeated, as a rule of its own, or -1 */
   int32_t *items;   /* [item_count]: tree nodes that are */
   int32_t item_count;
+  set_slot *sets; /* [SET_SLOTS]: open addressing, never more than half full */
   int depth;
   pkv_status status;
   pkv_error *err;
@@ -54,11 +63,16 @@ static int32_t emit(builder *b, pkv_program_kind kind, int32_t arg, int32_t next
 
 /* --- characters ---------------------------------------------------------------------------- */
 
+/* Equal sets are one. */
 static int32_t add_set(builder *b, const pkv_byte_set *set) {
   pkv_program *const p = b->program;
+  const uint64_t hash = pkv_hash_bytes(set, sizeof *set, 0);
   if (b->status != PKV_OK) return 0;
-  for (size_t i = p->set_count; i-- > 0;)
-    if (memcmp(&p->sets[i], set, sizeof *set) == 0) return (int32_t)i;
+  set_slot *at = &b->sets[hash % SET_SLOTS];
+  while (at->set >= 0) {
+    if (at->hash == hash && memcmp(&p->sets[at->set], set, sizeof *set) == 0) return at->set;
+    at = at + 1 < b->sets + SET_SLOTS ? at + 1 : b->sets;
+  }
   if (p->set_count == PKV_PROGRAM_SETS)
     return stop(b, PKV_E_LIMIT, "the grammar has too many different character classes");
   if (p->set_count == p->set_capacity) {
@@ -70,6 +84,7 @@ static int32_t add_set(builder *b, const pkv_byte_set *set) {
     p->set_capacity = grown;
   }
   p->sets[p->set_count] = *set;
+  *at = (set_slot){hash, (int32_t)p->set_count};
   return (int32_t)p->set_count++;
 }
 
@@ -338,6 +353,8 @@ static pkv_status build_all(builder *b) {
     b->starts[i] = emit(b, PKV_NODE_SPLIT, -1, -1);
   for (size_t i = 0; i < t->node_count; i++)
     b->item_of[i] = -1;
+  for (size_t i = 0; i < SET_SLOTS; i++)
+    b->sets[i].set = -1;
   for (size_t i = 0; i < t->rule_count && b->status == PKV_OK; i++)
     build_rule(b, t->rules[i].node, b->starts[i]);
   for (int32_t i = 0; i < b->item_count && b->status == PKV_OK; i++) /* items may add items */
@@ -393,7 +410,8 @@ pkv_status pkv_program_create(pkv_program *out, const pkv_syntax *tree,
   b.starts = pkv_alloc(&a, rules);
   b.item_of = pkv_alloc(&a, nodes);
   b.items = pkv_alloc(&a, nodes);
-  if (b.starts == NULL || b.item_of == NULL || b.items == NULL)
+  b.sets = pkv_alloc(&a, SET_SLOTS * sizeof *b.sets);
+  if (b.starts == NULL || b.item_of == NULL || b.items == NULL || b.sets == NULL)
     (void)stop(&b, PKV_E_NOMEM, "no memory for a grammar");
   if (b.status == PKV_OK) (void)build_all(&b);
   if (b.status == PKV_OK) find_classes(out);
@@ -401,6 +419,7 @@ pkv_status pkv_program_create(pkv_program *out, const pkv_syntax *tree,
   pkv_free(&a, b.starts, rules);
   pkv_free(&a, b.item_of, nodes);
   pkv_free(&a, b.items, nodes);
+  pkv_free(&a, b.sets, SET_SLOTS * sizeof *b.sets);
   if (b.status != PKV_OK) pkv_program_deinit(out);
   return b.status;
 }

@@ -26,6 +26,8 @@ typedef struct reader {
   const char *text;
   size_t size, at;
   int depth;
+  size_t counted; /* lines are counted up to here: places come in rising order */
+  int32_t line;
   name_slot *names; /* [slots]: open addressing, never more than half full */
   size_t slots, used;
 } reader;
@@ -34,11 +36,11 @@ static bool failed(const reader *r) {
   return r->tree->status != PKV_OK;
 }
 
-static int32_t line_of(const reader *r, size_t at) {
-  int32_t line = 1;
-  for (size_t i = 0; i < at; i++)
-    line += r->text[i] == '\n';
-  return line;
+static int32_t line_of(reader *r, size_t at) {
+  if (at < r->counted) r->line = 0, r->counted = 0; /* a failure that looks back: the last one */
+  for (; r->counted < at; r->counted++)
+    r->line += r->text[r->counted] == '\n';
+  return r->line + 1;
 }
 
 static int32_t refuse(reader *r, pkv_status status, const char *what) {
@@ -268,15 +270,8 @@ static int32_t read_group(reader *r) {
 
 /* -1: no number stands here. */
 static int32_t read_count(reader *r) {
-  int32_t value = -1;
-  while (peek(r) >= '0' && peek(r) <= '9') {
-    value = (value < 0 ? 0 : value) * 10 + (peek(r) - '0');
-    r->at++;
-    if (value > PKV_GRAMMAR_REPEAT) {
-      (void)refuse(r, PKV_E_LIMIT, "a repetition of more than 65536 times");
-      return 0;
-    }
-  }
+  const int32_t value = pkv_syntax_read_count(r->text, r->size, &r->at);
+  if (value > PKV_GRAMMAR_REPEAT) return refuse(r, PKV_E_LIMIT, PKV_SYNTAX_MANY_TIMES);
   skip_blanks(r, r->depth > 0);
   return value;
 }

@@ -263,15 +263,8 @@ static pkv_pattern read_item(reader *r) {
 }
 
 static int32_t read_count(reader *r) {
-  int32_t value = -1;
-  while (peek(r) >= '0' && peek(r) <= '9') {
-    value = (value < 0 ? 0 : value) * 10 + (peek(r) - '0');
-    r->at++;
-    if (value > PKV_GRAMMAR_REPEAT) {
-      (void)refuse(r, PKV_E_LIMIT, "a repetition of more than 65536 times");
-      return 0;
-    }
-  }
+  const int32_t value = pkv_syntax_read_count(r->text, r->size, &r->at);
+  if (value > PKV_GRAMMAR_REPEAT) (void)refuse(r, PKV_E_LIMIT, PKV_SYNTAX_MANY_TIMES);
   return value;
 }
 

@@ -185,6 +185,15 @@ int32_t pkv_syntax_optional(pkv_syntax *tree, int32_t a) {
   return pkv_syntax_repeat(tree, a, 0, 1);
 }
 
+int32_t pkv_syntax_read_count(const char *text, size_t size, size_t *at) {
+  int32_t value = -1;
+  for (; *at < size && text[*at] >= '0' && text[*at] <= '9'; (*at)++) {
+    value = (value < 0 ? 0 : value) * 10 + (text[*at] - '0');
+    if (value > PKV_GRAMMAR_REPEAT) return PKV_GRAMMAR_REPEAT + 1;
+  }
+  return value;
+}
+
 int32_t pkv_syntax_new_rule(pkv_syntax *tree, int32_t line) {
   pkv_syntax *const t = tree;
   void *rules = t->rules;

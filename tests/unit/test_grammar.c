@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -150,6 +151,31 @@ static void test_hostile(void **state) {
     if (!pkv_machine_feed(&s, d.machine, "a", 1)) break;
   grammar_close(&d);
   assert_true(pkv_clock_ns() - begin < INT64_C(30000000000)); /* under sanitizers, beside others */
+}
+
+/* `bytes` of rules, each a line with a class of its own; how long their reading takes. */
+static double seconds_for(size_t bytes) {
+  static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ";
+  static char text[1 << 18];
+  size_t at = (size_t)snprintf(text, sizeof text, "root::=r0\n");
+  for (int i = 0; at + 40 < bytes; i++)
+    at += (size_t)snprintf(text + at, sizeof text - at, "r%d::=[%c%c]\n", i, letters[i % 62],
+                           letters[i / 62 % 62]);
+  grammar_drive d;
+  const clock_t begin = clock(); /* of this process alone: the machine may be busy */
+  grammar_open(&d, text, NULL);
+  const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
+  assert_int_equal(d.status, PKV_OK);
+  grammar_close(&d);
+  return seconds;
+}
+
+/* Eight times the text takes about eight times as long: 64 times before. */
+static void test_linear(void **state) {
+  (void)state;
+  const double small = seconds_for((1 << 15) - 1), large = seconds_for((1 << 18) - 1);
+  print_message("32 KiB: %.4f s, 256 KiB: %.4f s\n", small, large);
+  assert_true(large < 16 * small + 0.02);
 }
 
 /* --- random grammars ----------------------------------------------------------------------- */
@@ -363,7 +389,8 @@ static void test_longest(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_language),   cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_hostile),    cmocka_unit_test(test_random),
+      cmocka_unit_test(test_hostile),    cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_random),
       cmocka_unit_test(test_forgetting), cmocka_unit_test(test_longest),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
