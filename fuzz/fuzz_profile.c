@@ -34,9 +34,8 @@ static void use(const pkv_profile *profile) {
   REQUIRE(pkv_policy_predict(p, &m->shape, m->kv_dtype, 3, lens, NULL, profile, &err) == PKV_OK);
   for (int32_t kind = 1; kind < PKV_COST_KINDS; kind++)
     REQUIRE(!p[kind].available || (isfinite(p[kind].step_us) && p[kind].step_us >= 0));
-  const pkv_status status =
-      pkv_policy_choose(&choice, PKV_POLICY_CALIBRATED, PKV_ROUTE_AUTO, &m->shape, m->kv_dtype, 3,
-                        lens, profile, &err);
+  const pkv_status status = pkv_policy_choose(&choice, PKV_POLICY_CALIBRATED, PKV_ROUTE_AUTO,
+                                              &m->shape, m->kv_dtype, 3, lens, profile, &err);
   if (status != PKV_OK)
     REQUIRE(status == PKV_E_INVALID && err.text[0] != '\0'); /* none of its routes is fitted */
   else

@@ -325,6 +325,9 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_constraint_create_schema(pkv_constraint **
                                                                const char *schema, size_t bytes,
                                                                const pkv_allocator *allocator,
                                                                pkv_error *err);
+/* Bytes of the longest text that it allows; -1 = there is none. min_tokens must not exceed it. Any
+   thread. */
+PKV_API int64_t pkv_constraint_longest(const pkv_constraint *constraint);
 /* One more user of it, who destroys it in turn. Any thread. */
 PKV_API pkv_constraint *pkv_constraint_retain(pkv_constraint *constraint);
 /* Its last user frees it; requests are users until they end. NULL is allowed. Any thread. */

@@ -10,8 +10,6 @@ const pkv_program *pkv_constraint_program(const pkv_constraint *constraint);
 const pkv_token_trie *pkv_constraint_trie(const pkv_constraint *constraint);
 /* Whether it was made for this model. */
 bool pkv_constraint_fits(const pkv_constraint *constraint, const pkv_model *model);
-/* Bytes of its longest text; -1 = there is none. */
-int64_t pkv_constraint_longest(const pkv_constraint *constraint);
 /* One more user, and one less: the last one frees it. */
 const pkv_constraint *pkv_constraint_hold(const pkv_constraint *constraint);
 void pkv_constraint_release(const pkv_constraint *constraint);

@@ -337,20 +337,25 @@ static bool demand_call(pkv_api_request *out, pkv_api_error *error, const pkv_mo
   return made;
 }
 
+/* A constraint may leave no room for so many tokens. */
+static bool check_least(const pkv_api_request *r, pkv_api_error *error) {
+  const int64_t longest =
+      r->job.constraint != NULL ? pkv_constraint_longest(r->job.constraint) : -1;
+  if (longest < 0 || r->job.request.min_tokens <= longest) return true;
+  return pkv_api_refuse(error, 400, "out_of_range", "min_tokens",
+                        "min_tokens is %d, the longest text that the constraint allows has %lld "
+                        "bytes",
+                        (int)r->job.request.min_tokens, (long long)longest);
+}
+
 static bool read_root(pkv_api_request *out, pkv_api_error *error, const pkv_model *model,
                       pkv_constraint_cache *cache, int32_t longest, const json_t *root,
                       size_t body_bytes) {
   if (!read_settings(out, error, model, root)) return false;
   if (out->kind == PKV_API_CHAT) {
     out->prompt_count = 1;
-    if (!pkv_tools_read(&out->tools, error, model, root)) return false;
-    const bool read = pkv_tools_concern(&out->tools, root)
-                          ? pkv_tools_prompt(&out->prompts[0], error, model, &out->tools, root)
-                          : pkv_api_read_messages(&out->prompts[0], error, model, root, body_bytes);
-    if (!read) {
-      pkv_tools_free(&out->tools);
+    if (!pkv_tools_read_prompt(&out->prompts[0], &out->tools, error, model, root, body_bytes))
       return false;
-    }
     out->job.shown = pkv_tools_marker(&out->tools, model);
   } else if (!pkv_api_read_prompts(out->prompts, &out->prompt_count,
                                    out->kind == PKV_API_LLAMA ? 1 : PKV_CHOICES, error, model,
@@ -359,7 +364,7 @@ static bool read_root(pkv_api_request *out, pkv_api_error *error, const pkv_mode
   }
   if (check_lengths(out, error, longest) &&
       pkv_api_read_constraint(&out->job.constraint, error, model, cache, root) &&
-      demand_call(out, error, model, cache))
+      demand_call(out, error, model, cache) && check_least(out, error))
     return true;
   pkv_api_free(out);
   return false;

@@ -62,7 +62,7 @@ static void publish(pkv_loop *loop, pkv_job_choice *c, bool last) {
       c->ended = PKV_FINISH_ERROR;
       c->status = status;
     }
-    job->news = job->news || bytes > 0 || c->piece.records.size > 0;
+    c->news = c->news || bytes > 0 || c->piece.records.size > 0;
     c->weight += weight;
     job->waiting += weight;
     pause = !job->paused && job->window > 0 && job->waiting > job->window;
@@ -94,13 +94,20 @@ static void count_end(pkv_loop *loop, const pkv_job_choice *c) {
   }
 }
 
+/* Under the lock; the engine has let go of it before. */
+static void leave_constraint(pkv_loop *loop, const pkv_job *job) {
+  if (job->place < 0) return;
+  pkv_live_constraint *const live = &loop->constraints[job->place];
+  if (--live->jobs == 0) live->constraint = NULL;
+}
+
 /* The one end of every choice; its job goes from the active ones with the last, and is freed if
  * nobody waits for it. */
 static void end_choice(pkv_loop *loop, pkv_job_choice *c) {
   pkv_job *const job = c->job;
   (void)pthread_mutex_lock(&loop->lock);
   count_end(loop, c);
-  c->state.done = job->news = true;
+  c->state.done = c->news = true;
   c->state.finish = c->ended;
   c->state.status = c->status;
   c->state.stop = c->stop;
@@ -113,6 +120,7 @@ static void end_choice(pkv_loop *loop, pkv_job_choice *c) {
                         (double)(loop->steps_begun - job->left_step));
     *job->at = job->next;
     if (job->next != NULL) job->next->at = job->at;
+    leave_constraint(loop, job);
   }
   (void)pthread_mutex_unlock(&loop->lock);
   if (last && left) pkv_job_free(job);

@@ -106,8 +106,8 @@ void pkv_loop_get_failure(pkv_error *out, pkv_loop *loop);
 
 /* True when `choices` more can be taken; stays true until the caller submits. */
 bool pkv_loop_has_room(pkv_loop *loop, int32_t choices);
-/* E_LIMIT: as many choices are live as the engine's max_requests; E_STATE: no engine. On failure
- * the spec's prompt stays the caller's. */
+/* E_LIMIT: as many choices are live as the engine's max_requests, or as many different constraints
+ * as it takes; E_STATE: no engine. On failure the spec's prompt stays the caller's. */
 pkv_status pkv_loop_submit(pkv_job **out, pkv_loop *loop, pkv_job_spec *spec, pkv_error *err);
 /* True when pkv_loop_take would give something new for some choice. */
 bool pkv_loop_has_news(pkv_loop *loop, pkv_job *job);

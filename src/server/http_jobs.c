@@ -127,25 +127,25 @@ static enum MHD_Result respond_stream(pkv_exchange *x) {
 
 /* --- begin --------------------------------------------------------------------------------- */
 
-static enum MHD_Result refuse_submit(pkv_exchange *x, pkv_status status) {
+static enum MHD_Result refuse_submit(pkv_exchange *x, pkv_status status, const pkv_error *err) {
   pkv_api_error error;
   pkv_http_release_jobs(x);
-  if (status == PKV_E_LIMIT)
-    return pkv_http_respond_busy(x, "queue_full", "too many requests are waiting; try again later");
+  if (status == PKV_E_LIMIT) return pkv_http_respond_busy(x, "queue_full", err->text);
   if (status == PKV_E_NOMEM)
     return pkv_http_respond_busy(x, "no_memory", "there is no memory for this request");
   (void)pkv_api_refuse(&error, 500, "engine_failed", "", "the engine has failed");
   return pkv_http_respond_error(x, &error, NULL, NULL);
 }
 
-static pkv_status submit_all(pkv_exchange *x, pkv_api_request *request) {
+static pkv_status submit_all(pkv_exchange *x, pkv_api_request *request, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   pkv_server *const server = x->connection->server;
   x->n = request->job.n;
   x->job_count = request->prompt_count;
   x->choice_count = x->n * x->job_count;
   /* Nobody else submits: what has room now has room below. */
-  if (!pkv_loop_has_room(server->loop, x->choice_count)) return PKV_E_LIMIT;
+  PKV_CHECK(err, pkv_loop_has_room(server->loop, x->choice_count), PKV_E_LIMIT,
+            "too many requests are waiting; try again later");
   x->told = pkv_alloc_zeroed(&a, (size_t)x->choice_count, sizeof *x->told);
   x->states = pkv_alloc_zeroed(&a, (size_t)x->choice_count, sizeof *x->states);
   x->jobs = pkv_alloc_zeroed(&a, (size_t)x->job_count, sizeof *x->jobs);
@@ -156,7 +156,7 @@ static pkv_status submit_all(pkv_exchange *x, pkv_api_request *request) {
   for (int32_t i = 0; i < x->job_count; i++) {
     pkv_job_spec *const spec = &request->job;
     spec->prompt = request->prompts[i];
-    const pkv_status status = pkv_loop_submit(&x->jobs[i], server->loop, spec, NULL);
+    const pkv_status status = pkv_loop_submit(&x->jobs[i], server->loop, spec, err);
     request->prompts[i] = spec->prompt;
     if (status != PKV_OK) return status;
   }
@@ -222,9 +222,10 @@ static enum MHD_Result begin_jobs(pkv_exchange *x) {
   if (!server->options->shared_cache)
     r->cache_salt =
         pkv_hash_bytes(&r->cache_salt, sizeof(uint64_t), server->secret + (uint64_t)x->key);
-  const pkv_status status = submit_all(x, x->request);
+  pkv_error err = {PKV_OK, "", ""};
+  const pkv_status status = submit_all(x, x->request, &err);
   pkv_http_free_request(x);
-  if (status != PKV_OK) return refuse_submit(x, status);
+  if (status != PKV_OK) return refuse_submit(x, status, &err);
   pkv_http_owes(x->connection, PKV_OWED_NOTHING);
   if (x->stream) return respond_stream(x);
   x->suspended = true;

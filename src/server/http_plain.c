@@ -8,6 +8,7 @@
 #include "server/http_parts.h"
 #include "server/json_out.h"
 #include "server/reply_state.h"
+#include "server/tools.h"
 
 #define JSON "application/json"
 
@@ -61,6 +62,15 @@ static json_t *tokens_json(const pkv_model *model, const pkv_tokens *tokens, boo
   return list;
 }
 
+/* A conversation as a request would have it, its tools shown. */
+static bool read_messages(pkv_tokens *out, pkv_api_error *error, const pkv_model *model,
+                          const json_t *root, size_t bytes) {
+  pkv_tools tools;
+  if (!pkv_tools_read_prompt(out, &tools, error, model, root, bytes)) return false;
+  pkv_tools_free(&tools);
+  return true;
+}
+
 /* llama-server's "content", or vLLM's "prompt" or "messages". */
 static bool read_text(pkv_tokens *out, pkv_api_error *error, const pkv_model *model,
                       const json_t *root, size_t bytes) {
@@ -69,8 +79,7 @@ static bool read_text(pkv_tokens *out, pkv_api_error *error, const pkv_model *mo
   const json_t *const text = pkv_api_field(root, param);
   bool add, parse;
   pkv_error err = {PKV_OK, "", ""};
-  if (pkv_api_field(root, "messages") != NULL)
-    return pkv_api_read_messages(out, error, model, root, bytes);
+  if (pkv_api_field(root, "messages") != NULL) return read_messages(out, error, model, root, bytes);
   if (text == NULL) return pkv_api_refuse(error, 400, "missing", "content", "content is missing");
   if (!json_is_string(text))
     return pkv_api_refuse(error, 400, "invalid_type", param, "%s must be a string", param);
@@ -115,7 +124,7 @@ static json_t *detokenize(pkv_api_error *error, const pkv_server *server, const 
 static json_t *apply_template(pkv_api_error *error, const pkv_server *server, const json_t *root,
                               size_t bytes) {
   pkv_tokens tokens = {NULL, 0};
-  if (!pkv_api_read_messages(&tokens, error, server->model, root, bytes)) return NULL;
+  if (!read_messages(&tokens, error, server->model, root, bytes)) return NULL;
   json_t *const text = spelled(server->model, &tokens);
   pkv_tokens_free(&tokens);
   return json_pack("{s:o}", "prompt", text);

@@ -91,6 +91,16 @@ bool pkv_loop_has_room(pkv_loop *loop, int32_t choices) {
   return room;
 }
 
+/* Under the lock: where the constraint is counted or may be; -1 = nowhere. */
+static int32_t find_place(const pkv_loop *loop, const pkv_constraint *constraint) {
+  int32_t place = -1;
+  for (int32_t i = 0; i < PKV_MAX_CONSTRAINTS; i++) {
+    if (loop->constraints[i].constraint == constraint) return i;
+    if (loop->constraints[i].constraint == NULL && place < 0) place = i;
+  }
+  return place;
+}
+
 /* Under the lock. */
 static void enqueue(pkv_loop *loop, pkv_job *job, pkv_job_spec *spec) {
   pkv_loop_counters *const c = &loop->counters;
@@ -102,11 +112,25 @@ static void enqueue(pkv_loop *loop, pkv_job *job, pkv_job_spec *spec) {
   pkv_histogram_add(&c->times, PKV_MEASURE_N, (double)job->n);
   pkv_histogram_add(&c->times, PKV_MEASURE_MAX_TOKENS, (double)job->request.max_tokens);
   job->number = ++loop->next_job;
+  if (job->place >= 0) {
+    loop->constraints[job->place].constraint = job->constraint;
+    loop->constraints[job->place].jobs++;
+  }
   job->prompt = spec->prompt;
   spec->prompt = (pkv_tokens){NULL, 0};
   *loop->inbox_end = job;
   loop->inbox_end = &job->next;
   (void)pthread_cond_signal(&loop->work);
+}
+
+static pkv_status check_submit(pkv_loop_phase phase, bool full, bool crowded, int32_t most,
+                               pkv_error *err) {
+  PKV_CHECK(err, phase == PKV_LOOP_READY, PKV_E_STATE, "there is no engine");
+  PKV_CHECK(err, !full, PKV_E_LIMIT, "%d requests are here already; try again later", (int)most);
+  PKV_CHECK(err, !crowded, PKV_E_LIMIT,
+            "requests with %d different grammars or schemas are here already; try again later",
+            PKV_MAX_CONSTRAINTS);
+  return PKV_OK;
 }
 
 pkv_status pkv_loop_submit(pkv_job **out, pkv_loop *loop, pkv_job_spec *spec, pkv_error *err) {
@@ -115,21 +139,26 @@ pkv_status pkv_loop_submit(pkv_job **out, pkv_loop *loop, pkv_job_spec *spec, pk
   PKV_CHECK(err, job != NULL, PKV_E_NOMEM, "no memory for a request");
   (void)pthread_mutex_lock(&loop->lock);
   pkv_loop_counters *const c = &loop->counters;
-  const bool ready = c->phase == PKV_LOOP_READY;
+  const pkv_loop_phase phase = c->phase;
   const bool full = spec->n > loop->max_choices - c->live;
-  if (ready && full) c->refused_full++;
-  if (ready && !full) enqueue(loop, job, spec);
+  job->place = job->constraint != NULL ? find_place(loop, job->constraint) : -1;
+  const bool crowded = job->constraint != NULL && job->place < 0;
+  if (phase == PKV_LOOP_READY && (full || crowded)) c->refused_full++;
+  if (phase == PKV_LOOP_READY && !full && !crowded) enqueue(loop, job, spec);
   (void)pthread_mutex_unlock(&loop->lock);
-  if (!ready || full) pkv_job_free(job);
-  PKV_CHECK(err, ready, PKV_E_STATE, "there is no engine");
-  PKV_CHECK(err, !full, PKV_E_LIMIT, "%d requests are here already", (int)loop->max_choices);
-  *out = job;
-  return PKV_OK;
+  const pkv_status status = check_submit(phase, full, crowded, loop->max_choices, err);
+  if (status == PKV_OK)
+    *out = job;
+  else
+    pkv_job_free(job);
+  return status;
 }
 
 bool pkv_loop_has_news(pkv_loop *loop, pkv_job *job) {
+  bool news = false;
   (void)pthread_mutex_lock(&loop->lock);
-  const bool news = job->news;
+  for (int32_t i = 0; i < job->n; i++)
+    news = news || job->choices[i].news;
   (void)pthread_mutex_unlock(&loop->lock);
   return news;
 }
@@ -158,7 +187,7 @@ pkv_status pkv_loop_take(pkv_piece *piece, pkv_choice_state *state, pkv_loop *lo
   job->waiting -= c->weight;
   c->weight = 0;
   pkv_piece_clear(from);
-  job->news = false;
+  c->news = status != PKV_OK;
   if (job->paused && job->waiting < job->window / 2) { /* the engine's thread looks again */
     loop->cancels = true;
     (void)pthread_cond_signal(&loop->work);

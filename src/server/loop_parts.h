@@ -21,6 +21,7 @@ typedef struct pkv_job_choice {
   pkv_status status;
   /* under the lock */
   pkv_piece piece;
+  bool news;     /* something was not taken yet */
   size_t weight; /* of the piece, about as many bytes as its events will have */
   pkv_choice_state state;
 } pkv_job_choice;
@@ -41,12 +42,19 @@ struct pkv_job {
   /* under the lock */
   pkv_job *next, **at;  /* in the inbox, then among the active */
   int32_t left_choices; /* not ended */
-  bool news, left, cancel;
+  bool left, cancel;
+  int32_t place;            /* in the loop's constraints; -1 = it has none */
   bool paused;              /* `waiting` went above the window, and is not far below it yet */
   size_t waiting;           /* weight of the pieces of all choices */
   int64_t left_step;        /* engine steps begun when the client left */
   pkv_job_choice choices[]; /* [n] */
 };
+
+/* The constraints of the jobs that are live: no more than the engine takes. */
+typedef struct pkv_live_constraint {
+  const pkv_constraint *constraint; /* NULL: free */
+  int32_t jobs;
+} pkv_live_constraint;
 
 struct pkv_loop {
   pkv_loop_options options;
@@ -61,6 +69,7 @@ struct pkv_loop {
   pkv_error failure;
   pkv_job *inbox, **inbox_end;
   pkv_job *active;
+  pkv_live_constraint constraints[PKV_MAX_CONSTRAINTS];
   uint64_t next_job;
   int64_t steps_begun;
   bool quit;

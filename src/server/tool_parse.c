@@ -99,7 +99,7 @@ static void tell_arguments(pkv_tool_news *news, pkv_tool_parser *p) {
 static void begin_call(pkv_tool_parser *p) {
   p->mode = CALL;
   p->depth = 0;
-  p->quoted = p->escaped = p->in_value = p->named = p->text_value = false;
+  p->quoted = p->escaped = p->in_value = p->named = p->text_value = p->argued = false;
   p->key[0] = p->name[0] = '\0'; /* what is held before it is text if it is no call */
   pkv_buffer_clear(&p->arguments);
 }
@@ -137,6 +137,7 @@ static pkv_status spell_out(pkv_tool_parser *p) {
 
 static pkv_status end_value(pkv_tool_news *news, pkv_tool_parser *p) {
   if (is_arguments(p)) {
+    p->argued = true;
     while (p->arguments.size > 0 && is_blank(p->arguments.data[p->arguments.size - 1]))
       p->arguments.size--;
     if (p->text_value) PKV_TRY(spell_out(p));
@@ -191,6 +192,10 @@ static pkv_status feed_call(pkv_tool_news *news, pkv_tool_parser *p, char c) {
   }
   if (p->depth > 0) return PKV_OK;
   if (!p->named) return give_up(news, p, PLAIN);
+  if (!p->argued) { /* clients read the arguments as JSON */
+    PKV_TRY(pkv_buffer_append(&p->arguments, "{}", 2, NULL));
+    tell_arguments(news, p);
+  }
   pkv_buffer_clear(&p->held);
   p->mode = BETWEEN;
   return PKV_OK;

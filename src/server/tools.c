@@ -90,8 +90,8 @@ static bool read_choice(pkv_tools *out, pkv_api_error *error, const json_t *root
   return true;
 }
 
-bool pkv_tools_read(pkv_tools *out, pkv_api_error *error, const pkv_model *model,
-                    const json_t *root) {
+static bool read_tools(pkv_tools *out, pkv_api_error *error, const pkv_model *model,
+                       const json_t *root) {
   const json_t *const list = pkv_api_field(root, "tools");
   bool none = false;
   memset(out, 0, sizeof *out);
@@ -117,8 +117,24 @@ void pkv_tools_free(pkv_tools *tools) {
 
 /* --- what a call has to be ----------------------------------------------------------------- */
 
-/* References inside a tool's schema, which stands in another one now. */
-static json_t *moved(const json_t *value, const char *to, int level) {
+/* Members of a schema whose own members are names, each of a schema. */
+static bool holds_names(const char *key) {
+  static const char *const keys[] = {"properties", "patternProperties", "$defs", "definitions",
+                                     "dependentSchemas"};
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    if (strcmp(key, keys[i]) == 0) return true;
+  return false;
+}
+
+/* Members of a schema that hold any value, not schemas. */
+static bool holds_data(const char *key) {
+  return strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 || strcmp(key, "default") == 0 ||
+         strcmp(key, "examples") == 0;
+}
+
+/* References inside a tool's schema, which stands in another one now. `names`: the members of this
+   value are names, whatever they spell. */
+static json_t *moved(const json_t *value, const char *to, bool names, int level) {
   const char *key;
   size_t i;
   json_t *item;
@@ -126,19 +142,19 @@ static json_t *moved(const json_t *value, const char *to, int level) {
   if (json_is_array(value)) {
     json_t *const copy = json_array();
     json_array_foreach(value, i, item)(void)
-        json_array_append_new(copy, moved(item, to, level + 1));
+        json_array_append_new(copy, moved(item, to, false, level + 1));
     return copy;
   }
   if (!json_is_object(value)) return json_incref(editable(value));
   json_t *const copy = json_object();
   json_object_foreach(editable(value), key, item) {
-    const char *const ref = strcmp(key, "$ref") == 0 ? json_string_value(item) : NULL;
-    const bool data = strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 ||
-                      strcmp(key, "default") == 0 || strcmp(key, "examples") == 0;
-    if (ref != NULL && ref[0] == '#')
-      (void)json_object_set_new(copy, key, json_sprintf("%s%s", to, ref + 1));
-    else
-      (void)json_object_set_new(copy, key, data ? json_incref(item) : moved(item, to, level + 1));
+    const char *const ref = !names && strcmp(key, "$ref") == 0 ? json_string_value(item) : NULL;
+    const bool path = ref != NULL && ref[0] == '#' && (ref[1] == '/' || ref[1] == '\0');
+    json_t *const inside = path ? json_sprintf("%s%s", to, ref + 1)
+                           : !names && holds_data(key)
+                               ? json_incref(item)
+                               : moved(item, to, !names && holds_names(key), level + 1);
+    (void)json_object_set_new(copy, key, inside);
   }
   return copy;
 }
@@ -148,7 +164,7 @@ static json_t *call_schema(json_t *schemas, const pkv_tools *tools, const json_t
   const char *const word = tools->style == PKV_TOOLS_LLAMA ? "parameters" : "arguments";
   json_t *const number = json_sprintf("%zu", i), *const to = json_sprintf("#/$defs/%zu", i);
   json_t *const inside = parameters != NULL && json_object_size(parameters) > 0
-                             ? moved(parameters, json_string_value(to), 0)
+                             ? moved(parameters, json_string_value(to), false, 0)
                              : json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 0);
   (void)json_object_set_new(schemas, json_string_value(number), inside);
   json_decref(number);
@@ -174,7 +190,8 @@ json_t *pkv_tools_schema(const pkv_tools *tools) {
 
 /* --- the prompt ---------------------------------------------------------------------------- */
 
-bool pkv_tools_concern(const pkv_tools *tools, const json_t *root) {
+/* Whether the conversation has to be read as JSON: it has tools, or turns that speak of them. */
+static bool concern(const pkv_tools *tools, const json_t *root) {
   const json_t *const list = pkv_api_field(root, "messages");
   size_t i;
   const json_t *message;
@@ -200,17 +217,44 @@ static json_t *explain(const pkv_tools *tools) {
   return text;
 }
 
+/* A call as a model writes it: arguments that spell an object are that object. */
+static json_t *plain_call(const json_t *call) {
+  const json_t *const function = json_object_get(call, "function");
+  const json_t *const written = json_object_get(function, "arguments");
+  json_t *const spelled = json_is_string(written)
+                              ? json_loadb(json_string_value(written), json_string_length(written),
+                                           JSON_REJECT_DUPLICATES, NULL)
+                              : NULL;
+  json_t *const copy = json_copy(editable(function));
+  if (json_is_object(spelled)) (void)json_object_set(copy, "arguments", spelled);
+  json_decref(spelled);
+  return copy;
+}
+
+/* What was said before the calls, then each on a line of its own; false: there is no memory. */
+static bool write_calls(pkv_buffer *text, const json_t *said, const json_t *calls) {
+  size_t i;
+  const json_t *call;
+  bool good =
+      json_string_length(said) == 0 ||
+      pkv_buffer_append(text, json_string_value(said), json_string_length(said), NULL) == PKV_OK;
+  json_array_foreach(calls, i, call) {
+    if (good && text->size > 0) good = pkv_buffer_append(text, "\n", 1, NULL) == PKV_OK;
+    good = good && pkv_json_append(text, plain_call(call), NULL) == PKV_OK;
+  }
+  return good;
+}
+
 /* A turn with calls as the text that the model wrote, a tool's result as the user's text. */
 static json_t *plain_turn(const json_t *message) {
   const json_t *const calls = pkv_api_field(message, "tool_calls");
   const char *const role = json_string_value(json_object_get(message, "role"));
   json_t *const turn = json_copy(editable(message));
   if (calls != NULL) {
-    json_t *const first = json_object_get(json_array_get(calls, 0), "function");
     pkv_buffer text;
     pkv_buffer_init(&text, PROMPT_BYTES, NULL);
-    if (pkv_json_append(&text, json_incref(first), NULL) == PKV_OK)
-      (void)json_object_set_new(turn, "content", json_string(text.data));
+    if (write_calls(&text, json_object_get(message, "content"), calls) && text.size > 0)
+      (void)json_object_set_new(turn, "content", json_stringn(text.data, text.size));
     pkv_buffer_deinit(&text);
     (void)json_object_del(turn, "tool_calls");
   } else if (role != NULL && strcmp(role, "tool") == 0) {
@@ -271,8 +315,8 @@ static pkv_status append_tokens(pkv_tokens *tokens, const pkv_model *model, cons
   return PKV_OK;
 }
 
-bool pkv_tools_prompt(pkv_tokens *out, pkv_api_error *error, const pkv_model *model,
-                      const pkv_tools *tools, const json_t *root) {
+static bool read_conversation(pkv_tokens *out, pkv_api_error *error, const pkv_model *model,
+                              const pkv_tools *tools, const json_t *root) {
   pkv_error err = {PKV_OK, "", ""};
   pkv_buffer text;
   *out = (pkv_tokens){NULL, 0};
@@ -293,6 +337,16 @@ bool pkv_tools_prompt(pkv_tokens *out, pkv_api_error *error, const pkv_model *mo
   if (status == PKV_E_INVALID) /* its text names places and quotes nothing */
     return pkv_api_refuse(error, 400, "invalid_value", "messages", "%s", err.text);
   return pkv_api_refuse_tokens(error, status, "messages", err.text);
+}
+
+bool pkv_tools_read_prompt(pkv_tokens *out, pkv_tools *tools, pkv_api_error *error,
+                           const pkv_model *model, const json_t *root, size_t body_bytes) {
+  if (!read_tools(tools, error, model, root)) return false;
+  const bool read = concern(tools, root)
+                        ? read_conversation(out, error, model, tools, root)
+                        : pkv_api_read_messages(out, error, model, root, body_bytes);
+  if (!read) pkv_tools_free(tools);
+  return read;
 }
 
 int32_t pkv_tools_marker(const pkv_tools *tools, const pkv_model *model) {

@@ -7,18 +7,16 @@
 
 #include "server/api_request.h"
 
-/* Reads tools, tool_choice and parallel_tool_calls; without tools out->list stays NULL. */
-bool pkv_tools_read(pkv_tools *out, pkv_api_error *error, const pkv_model *model,
-                    const json_t *root);
+/*
+ * Reads tools, tool_choice and parallel_tool_calls (without tools tools->list stays NULL), and the
+ * field "messages" with them as tokens. Where calls are demanded, their beginning is part of the
+ * prompt. False: nothing is to be freed.
+ */
+bool pkv_tools_read_prompt(pkv_tokens *out, pkv_tools *tools, pkv_api_error *error,
+                           const pkv_model *model, const json_t *root, size_t body_bytes);
 void pkv_tools_free(pkv_tools *tools);
 bool pkv_tools_have(const pkv_tools *tools, const char *name);
 
-/* Whether the conversation has to be read as JSON: it has tools, or turns that speak of them. */
-bool pkv_tools_concern(const pkv_tools *tools, const json_t *root);
-/* The field "messages", with the tools, as tokens. Where calls are demanded, their beginning is
-   part of the prompt. */
-bool pkv_tools_prompt(pkv_tokens *out, pkv_api_error *error, const pkv_model *model,
-                      const pkv_tools *tools, const json_t *root);
 /* What a demanded call has to be, as a schema to be released. */
 json_t *pkv_tools_schema(const pkv_tools *tools);
 /* The control token that begins calls, whose text has to be seen; -1 = none. */

@@ -361,6 +361,11 @@ class Serve(ServerCase):
                        "$defs": {"unit": {"enum": ["C", "F"]}}}}},
              {"type": "function", "function": {"name": "now"}}]
 
+    def test_min_tokens_of_a_constraint(self):
+        answer = self.server.post("/v1/completions", {
+            "prompt": "a", "max_tokens": 9, "min_tokens": 4, "grammar": 'root ::= "abc"'})
+        self.refused(answer, 400, param="min_tokens", code="out_of_range")
+
     def test_tools(self):
         """Calls, demanded and free, whole and streamed (R12); results come back as messages."""
         user = {"role": "user", "content": "What is the weather in Paris?"}
@@ -412,6 +417,23 @@ class Serve(ServerCase):
             chat, messages=turns, grammar='root ::= "It is noon."'))[1]
         self.assertEqual(body["choices"][0]["message"]["content"], "It is noon.")
         self.assertNotIn("tool_calls", body["choices"][0]["message"])
+
+    def test_turns_of_calls(self):
+        """A turn with several calls is shown whole, by a template that shows no tools."""
+        call = {"id": "abcdefghi", "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+        turns = [{"role": "user", "content": "And?"},
+                 {"role": "assistant", "content": "I look.", "tool_calls": [
+                     call, dict(call, function={"name": "now", "arguments": "no JSON"})]},
+                 {"role": "tool", "tool_call_id": "abcdefghi", "content": "Rain."}]
+        prompt = self.server.post("/apply-template", {"messages": turns,
+                                                      "tools": self.TOOLS})[1]["prompt"]
+        self.assertIn('I look.\n{"name":"weather","arguments":{"city":"Paris"}}\n'
+                      '{"name":"now","arguments":"no JSON"}<|im_end|>', prompt)
+        self.assertIn("You may call these functions", prompt)
+        self.assertIn("<|im_start|>user\nRain.<|im_end|>", prompt)
+        self.refused(self.server.post("/apply-template", {"messages": turns, "tools": 5}), 400,
+                     param="tools")
 
     def test_wrong_tools(self):
         good = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}

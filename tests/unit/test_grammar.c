@@ -388,10 +388,10 @@ static void test_longest(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_language),   cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_hostile),    cmocka_unit_test(test_linear),
-      cmocka_unit_test(test_random),
-      cmocka_unit_test(test_forgetting), cmocka_unit_test(test_longest),
+      cmocka_unit_test(test_language), cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_hostile),  cmocka_unit_test(test_linear),
+      cmocka_unit_test(test_random),   cmocka_unit_test(test_forgetting),
+      cmocka_unit_test(test_longest),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

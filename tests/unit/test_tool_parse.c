@@ -33,6 +33,12 @@ static const parse_case cases[] = {
      "<tool_call>{\"name\":\"time\",\"arguments\":{}}</tool_call>"
      "<tool_call>{\"name\":\"find\",\"arguments\":{\"q\":1}}</tool_call>",
      "", "[\"time\", \"{}\"]"},
+    {PKV_TOOLS_TAGGED, false, false,
+     "<tool_call>{\"name\": \"time\"}</tool_call> <tool_call>{\"name\":\"time\",\"x\":1 }"
+     "</tool_call>",
+     "", "[\"time\", \"{}\", \"time\", \"{}\"]"},
+    {PKV_TOOLS_LLAMA, false, false, "{\"name\": \"time\"}", "", "[\"time\", \"{}\"]"},
+    {PKV_TOOLS_PLAIN, false, false, "{\"name\": \"time\", ", "", "[\"time\", \"\"]"},
     {PKV_TOOLS_TAGGED, false, false, "a < b, <tool_cal, <tool_call> no",
      "a < b, <tool_cal, <tool_call> no", "[]"},
     {PKV_TOOLS_TAGGED, false, false, "<tool_call>{\"name\": \"rm\", \"arguments\": {}}</tool_call>",
@@ -168,10 +174,37 @@ static void test_random(void **state) {
   }
 }
 
+/* References of a tool's schema follow it into the one schema of all; names are no keywords. */
+static void test_schema(void **state) {
+  (void)state;
+  static const char parameters[] =
+      "{\"type\": \"object\", \"$defs\": {\"const\": {\"type\": \"string\"}}, \"properties\": {"
+      "\"default\": {\"$ref\": \"#/$defs/const\"}, \"$ref\": {\"$ref\": \"#/$defs/const\"},"
+      "\"enum\": {\"items\": {\"$ref\": \"#\"}}, \"properties\": {\"default\": {\"$ref\": \"#a\"}, "
+      "\"anyOf\": [{\"$ref\": \"#/$defs/const\"}]}}}";
+  static const char wanted[] =
+      "{\"type\": \"object\", \"$defs\": {\"const\": {\"type\": \"string\"}}, \"properties\": {"
+      "\"default\": {\"$ref\": \"#/$defs/0/$defs/const\"}, \"$ref\": {\"$ref\": "
+      "\"#/$defs/0/$defs/const\"}, \"enum\": {\"items\": {\"$ref\": \"#/$defs/0\"}}, "
+      "\"properties\": {\"default\": {\"$ref\": \"#a\"}, \"anyOf\": [{\"$ref\": "
+      "\"#/$defs/0/$defs/const\"}]}}}";
+  pkv_tools tools = {json_pack("[{s:s, s:{s:s, s:o}}]", "type", "function", "function", "name", "f",
+                               "parameters", json_loads(parameters, 0, NULL)),
+                     PKV_TOOLS_TAGGED, true, true, ""};
+  json_t *const schema = pkv_tools_schema(&tools), *const want = json_loads(wanted, 0, NULL);
+  const json_t *const got = json_object_get(json_object_get(schema, "$defs"), "0");
+  assert_non_null(want);
+  if (!json_equal(got, want)) fail_msg("%s", json_dumps(got, 0));
+  json_decref(schema);
+  json_decref(want);
+  pkv_tools_free(&tools);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_cases),
       cmocka_unit_test(test_random),
+      cmocka_unit_test(test_schema),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
