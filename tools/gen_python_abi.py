@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import csource
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-HEADERS = ["pkv.h", "device.h", "sched.h"]
+HEADERS = ["pkv.h", "device.h", "sched.h", "engine.h"]
 TARGET = "python/persistentkv/_abi.py"
 
 NUMBERS = {
@@ -96,8 +96,12 @@ def number(type_name, enums):
     raise Wrong(f"unknown type {type_name}")
 
 
-def fields_of(body, enums, macros):
-    """[(field, ctypes expression)]"""
+def element(type_name, enums, structs):
+    return class_name(type_name) if type_name in structs else number(type_name, enums)
+
+
+def fields_of(body, enums, macros, structs):
+    """[(field, ctypes expression)]; structs: those that may be fields, declared before."""
     out = []
     for line in filter(None, (part.strip() for part in body.split(";"))):
         line = re.sub(r"\bconst\b", "", line).strip()
@@ -114,21 +118,23 @@ def fields_of(body, enums, macros):
                 out.append((name.lstrip("* "), "c_void_p"))
             elif array:
                 size = macros.get(array[2], array[2])
-                out.append((array[1], f"{number(m[1], enums)} * {int(size)}"))
+                out.append((array[1], f"{element(m[1], enums, structs)} * {int(size)}"))
             else:
                 out.append((name, number(m[1], enums)))
     return out
 
 
 def structs_of(code, enums, macros):
-    pattern = r"typedef struct (\w+) \{((?:[^{}])*)\} \1;"
-    return [(m[1], fields_of(m[2], enums, macros)) for m in re.finditer(pattern, code)]
+    found = []
+    for m in re.finditer(r"typedef struct (\w+) \{((?:[^{}])*)\} \1;", code):
+        found.append((m[1], fields_of(m[2], enums, macros, [name for name, _ in found])))
+    return found
 
 
 def argument(text, enums):
     text = re.sub(r"\bconst\b", "", text).strip()
     if "*" in text:
-        return "c_char_p" if re.match(r"char\s*\*", text) else "c_void_p"
+        return "c_char_p" if re.match(r"char\s*\*[^*]*$", text) else "c_void_p"
     type_name = text.split()[0]
     return number(type_name, enums)
 

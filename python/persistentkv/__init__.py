@@ -14,10 +14,12 @@ current stream, when the library was built with CUDA. torch is not needed, and n
 The examples in examples/python/ are complete programs.
 """
 
+from ._engine_text import ToolCall
 from ._lib import lib
 from .batch import BatchAttention
 from .cache import append, append_paged_kv_cache
 from .decode import BatchDecode, BatchDecodeWithPagedKVCacheWrapper
+from .engine import Choice, Completion, Engine, Piece, Token
 from .errors import (
     DeviceError,
     InvalidArgument,
@@ -38,15 +40,21 @@ __all__ = [
     "BatchAttention",
     "BatchDecode",
     "BatchDecodeWithPagedKVCacheWrapper",
+    "Choice",
+    "Completion",
     "DeviceError",
+    "Engine",
     "Executor",
     "Explanation",
     "InvalidArgument",
     "NotSupported",
     "OutOfMemory",
     "OutOfRange",
+    "Piece",
     "PkvError",
     "Scheduler",
+    "Token",
+    "ToolCall",
     "WrongState",
     "append",
     "append_paged_kv_cache",

@@ -18,6 +18,8 @@ from ctypes import (
     c_void_p,
 )
 
+ACTIVATIONS_F32 = 1
+ACTIVATIONS_I8 = 0
 DEVICE_CPU = 0
 DEVICE_CUDA = 1
 DTYPE_BF16 = 2
@@ -37,6 +39,16 @@ E_RANGE = -4
 E_STATE = -9
 E_TOO_SMALL = -5
 E_UNSUPPORTED = -3
+FINISH_CANCELLED = 3
+FINISH_ERROR = 4
+FINISH_LENGTH = 2
+FINISH_NONE = 0
+FINISH_STOP = 1
+INSPECT_BOOL = 3
+INSPECT_FLOAT = 2
+INSPECT_INT = 0
+INSPECT_TEXT = 4
+INSPECT_UINT = 1
 ISA_AUTO = 0
 ISA_AVX2 = 3
 ISA_AVX512 = 4
@@ -49,6 +61,12 @@ LOG_DEBUG = 3
 LOG_ERROR = 0
 LOG_INFO = 2
 LOG_WARN = 1
+MAX_CHOICES = 128
+MAX_CONSTRAINTS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_STOPS = 16
+MAX_STOP_BYTES = 256
+MAX_TOP_LOGPROBS = 20
 OK = 0
 PLAN_BATCH_INVARIANT = 1
 POLICY_CALIBRATED = 3
@@ -108,7 +126,14 @@ SCHED_UNKNOWN = 0
 SCHED_WAITING = 1
 SEED_TILE_TOKENS = 32
 TABLE_CHAINED = 1
+TEXT_ADD_SPECIAL = 1
+TEXT_PARSE_SPECIAL = 2
 TILE_TOKENS = 64
+TOOLS_LLAMA = 2
+TOOLS_MISTRAL = 3
+TOOLS_PLAIN = 0
+TOOLS_SHOWN = 4
+TOOLS_TAGGED = 1
 VERSION_MAJOR = 0
 VERSION_MINOR = 1
 VERSION_PATCH = 0
@@ -484,6 +509,241 @@ class SchedEntry(Structure):
     ]
 
 
+class ModelOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("check_tensors", c_int32),
+        ("tokenizer_only", c_int32),
+        ("allocator", c_void_p),
+    ]
+
+
+class ModelInfo(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("architecture", c_char * 32),
+        ("name", c_char * 96),
+        ("layers", c_int32),
+        ("width", c_int32),
+        ("feed_forward", c_int32),
+        ("query_heads", c_int32),
+        ("kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("vocab", c_int32),
+        ("context", c_int32),
+        ("parameters", c_int64),
+        ("weight_bytes", c_int64),
+        ("file_bytes", c_int64),
+        ("bos", c_int32),
+        ("eos", c_int32),
+    ]
+
+
+class InspectFile(Structure):
+    _fields_ = [
+        ("format", c_void_p),
+        ("version", c_uint32),
+        ("alignment", c_uint32),
+        ("file_bytes", c_int64),
+        ("data_offset", c_int64),
+        ("tensor_bytes", c_int64),
+        ("keys", c_int64),
+        ("tensors", c_int64),
+        ("usable", c_int32),
+        ("problem", c_void_p),
+        ("model", c_void_p),
+    ]
+
+
+class InspectKey(Structure):
+    _fields_ = [
+        ("index", c_int64),
+        ("name", c_void_p),
+        ("name_bytes", c_size_t),
+        ("type", c_void_p),
+        ("element_type", c_void_p),
+        ("count", c_int64),
+    ]
+
+
+class InspectElement(Structure):
+    _fields_ = [
+        ("kind", c_int32),
+        ("as_int", c_int64),
+        ("as_uint", c_uint64),
+        ("as_float", c_double),
+        ("text", c_void_p),
+        ("text_bytes", c_size_t),
+    ]
+
+
+class InspectTensor(Structure):
+    _fields_ = [
+        ("index", c_int64),
+        ("name", c_void_p),
+        ("name_bytes", c_size_t),
+        ("type", c_void_p),
+        ("dims", c_int32),
+        ("extent", c_int64 * 4),
+        ("elements", c_int64),
+        ("bytes", c_int64),
+        ("offset", c_int64),
+        ("supported", c_int32),
+    ]
+
+
+class Inspector(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("user", c_void_p),
+        ("max_elements", c_int64),
+        ("file", c_void_p),
+        ("key", c_void_p),
+        ("element", c_void_p),
+        ("tensor", c_void_p),
+    ]
+
+
+class Message(Structure):
+    _fields_ = [
+        ("role", c_void_p),
+        ("content", c_void_p),
+    ]
+
+
+class EngineOptions(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("threads", c_int32),
+        ("isa", c_int32),
+        ("kv_dtype", c_int32),
+        ("page_tokens", c_int32),
+        ("cache_tokens", c_int64),
+        ("max_rows", c_int32),
+        ("max_requests", c_int32),
+        ("max_seq_len", c_int32),
+        ("prefill_chunk", c_int32),
+        ("activations", c_int32),
+        ("policy", c_int32),
+        ("route", c_int32),
+        ("batch_invariant", c_int32),
+        ("prefix_sharing", c_int32),
+        ("route_stats", c_int32),
+        ("allocator", c_void_p),
+        ("prefix_cache", c_int32),
+        ("order", c_int32),
+        ("admission", c_int32),
+        ("prefill_beside", c_int32),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
+        ("device", c_int32),
+    ]
+
+
+class LogitBias(Structure):
+    _fields_ = [
+        ("token", c_int32),
+        ("bias", c_float),
+    ]
+
+
+class Request(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("prompt", c_void_p),
+        ("prompt_tokens", c_int32),
+        ("max_tokens", c_int32),
+        ("temperature", c_float),
+        ("top_k", c_int32),
+        ("top_p", c_float),
+        ("seed", c_uint64),
+        ("logprobs", c_int32),
+        ("top_logprobs", c_int32),
+        ("echo", c_int32),
+        ("ignore_end", c_int32),
+        ("user", c_void_p),
+        ("min_p", c_float),
+        ("repetition_penalty", c_float),
+        ("presence_penalty", c_float),
+        ("frequency_penalty", c_float),
+        ("logit_bias", c_void_p),
+        ("logit_bias_count", c_int32),
+        ("min_tokens", c_int32),
+        ("stop", c_void_p),
+        ("stop_count", c_int32),
+        ("n", c_int32),
+        ("cache_salt", c_uint64),
+        ("adapter", c_uint64),
+        ("priority", c_int32),
+        ("constraint", c_void_p),
+    ]
+
+
+class Logprob(Structure):
+    _fields_ = [
+        ("token", c_int32),
+        ("logprob", c_float),
+    ]
+
+
+class Event(Structure):
+    _fields_ = [
+        ("request", c_int64),
+        ("user", c_void_p),
+        ("token", c_int32),
+        ("position", c_int32),
+        ("from_prompt", c_int32),
+        ("finish", c_int32),
+        ("logprob", c_float),
+        ("top_count", c_int32),
+        ("top", Logprob * 20),
+        ("choice", c_int32),
+        ("cached_tokens", c_int32),
+        ("preemptions", c_int32),
+        ("stop_index", c_int32),
+        ("stop_bytes", c_int32),
+        ("started_ns", c_int64),
+    ]
+
+
+class EngineStats(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("max_seq_len", c_int32),
+        ("steps", c_int64),
+        ("preemptions", c_int64),
+        ("prompt_tokens", c_int64),
+        ("prompt_tokens_reused", c_int64),
+        ("prefill_tokens", c_int64),
+        ("decode_tokens", c_int64),
+        ("generated_tokens", c_int64),
+        ("prefix_pages_reused", c_int64),
+        ("rows_running", c_int32),
+        ("rows_waiting", c_int32),
+        ("pages_total", c_int64),
+        ("pages_in_use", c_int64),
+        ("pages_peak", c_int64),
+        ("pages_shared", c_int64),
+        ("cache_bytes", c_size_t),
+        ("kv_bytes_route", c_int64 * 8),
+        ("shared_steps", c_int64),
+        ("prefill_seconds", c_double),
+        ("decode_seconds", c_double),
+        ("pages_cached", c_int64),
+        ("pages_free", c_int64),
+        ("evictions", c_int64),
+        ("forks", c_int64),
+        ("page_copies", c_int64),
+        ("admissions", c_int64),
+        ("sched_stops", c_int64),
+        ("cancelled", c_int64),
+        ("failed", c_int64),
+        ("stopped", c_int64),
+        ("decode_steps", c_int64),
+        ("rows_paused", c_int32),
+    ]
+
+
 STRUCTS = {
     "pkv_error": Error,
     "pkv_allocator": Allocator,
@@ -507,6 +767,20 @@ STRUCTS = {
     "pkv_sched_pick": SchedPick,
     "pkv_sched_stats": SchedStats,
     "pkv_sched_entry": SchedEntry,
+    "pkv_model_options": ModelOptions,
+    "pkv_model_info": ModelInfo,
+    "pkv_inspect_file": InspectFile,
+    "pkv_inspect_key": InspectKey,
+    "pkv_inspect_element": InspectElement,
+    "pkv_inspect_tensor": InspectTensor,
+    "pkv_inspector": Inspector,
+    "pkv_message": Message,
+    "pkv_engine_options": EngineOptions,
+    "pkv_logit_bias": LogitBias,
+    "pkv_request": Request,
+    "pkv_logprob": Logprob,
+    "pkv_event": Event,
+    "pkv_engine_stats": EngineStats,
 }
 
 # name: (result, arguments)
@@ -681,4 +955,88 @@ FUNCTIONS = {
     "pkv_sched_save_learner": (c_int32, [c_void_p, c_char_p, c_void_p]),
     "pkv_sched_load_learner": (c_int32, [c_void_p, c_char_p, c_void_p]),
     "pkv_sched_digests": (c_size_t, [c_void_p, c_void_p, c_size_t, c_size_t, c_int32]),
+    "pkv_model_open": (c_int32, [c_void_p, c_char_p, c_void_p, c_void_p]),
+    "pkv_model_open_random": (c_int32, [c_void_p, c_char_p, c_int32, c_void_p, c_void_p]),
+    "pkv_model_close": (None, [c_void_p]),
+    "pkv_model_get_info": (None, [c_void_p, c_void_p]),
+    "pkv_model_is_end": (c_int32, [c_void_p, c_int32]),
+    "pkv_model_inspect": (c_int32, [c_char_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_tokenize": (
+        c_int32,
+        [
+            c_void_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+            c_char_p,
+            c_size_t,
+            c_uint32,
+            c_void_p,
+        ],
+    ),
+    "pkv_token_text": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
+    "pkv_chat_tokenize": (
+        c_int32,
+        [
+            c_void_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_size_t,
+            c_int32,
+            c_void_p,
+        ],
+    ),
+    "pkv_chat_tokenize_json": (
+        c_int32,
+        [
+            c_void_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+            c_char_p,
+            c_size_t,
+            c_int32,
+            c_void_p,
+        ],
+    ),
+    "pkv_model_tool_style": (c_int32, [c_void_p]),
+    "pkv_engine_create": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_engine_destroy": (None, [c_void_p]),
+    "pkv_constraint_create_json": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_constraint_create_grammar": (
+        c_int32,
+        [
+            c_void_p,
+            c_void_p,
+            c_char_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
+    "pkv_constraint_create_schema": (
+        c_int32,
+        [
+            c_void_p,
+            c_void_p,
+            c_char_p,
+            c_size_t,
+            c_void_p,
+            c_void_p,
+        ],
+    ),
+    "pkv_constraint_longest": (c_int64, [c_void_p]),
+    "pkv_constraint_retain": (c_void_p, [c_void_p]),
+    "pkv_constraint_destroy": (None, [c_void_p]),
+    "pkv_engine_submit": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "pkv_engine_cancel": (None, [c_void_p, c_int64]),
+    "pkv_engine_pause": (None, [c_void_p, c_int64, c_int32]),
+    "pkv_engine_step": (c_int32, [c_void_p, c_size_t, c_void_p, c_void_p, c_void_p]),
+    "pkv_engine_pending": (c_int32, [c_void_p]),
+    "pkv_engine_clear_cache": (None, [c_void_p]),
+    "pkv_engine_save_cache": (c_int32, [c_void_p, c_void_p, c_char_p, c_void_p]),
+    "pkv_engine_load_cache": (c_int32, [c_void_p, c_void_p, c_char_p, c_void_p]),
+    "pkv_engine_get_stats": (None, [c_void_p, c_void_p]),
 }

@@ -19,7 +19,7 @@ ENVIRONMENT = "PERSISTENTKV_LIBRARY"
 class Library:
     """Calls by name: ``lib.call("pkv_plan_size", ...)`` raises what the call refuses with."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, needs: str = "pkv_version_number") -> None:
         self.path = path
         try:
             self._dll = ctypes.CDLL(path)
@@ -34,11 +34,11 @@ class Library:
             function.restype = result
             function.argtypes = arguments
             self._functions[name] = function
+        if needs not in self._functions:
+            raise ImportError(f"{path} is no libpkv: it has no {needs}")
         self._check_version()
 
     def _check_version(self) -> None:
-        if "pkv_version_number" not in self._functions:
-            raise ImportError(f"{self.path} is no libpkv: it has no pkv_version_number")
         number = self._functions["pkv_version_number"]()
         have = (number // 1000000, number // 1000 % 1000)
         want = (_abi.VERSION_MAJOR, _abi.VERSION_MINOR)

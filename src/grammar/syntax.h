@@ -74,8 +74,8 @@ int32_t pkv_syntax_optional(pkv_syntax *tree, int32_t a);
 
 /* What readers say of a count beyond PKV_GRAMMAR_REPEAT. */
 #define PKV_SYNTAX_MANY_TIMES "a repetition of more than 65536 times"
-/* The number that stands at text[*at], which moves behind it: -1 = none does; PKV_GRAMMAR_REPEAT + 1
-   for any that is larger. */
+/* The number that stands at text[*at], which moves behind it: -1 = none does;
+   PKV_GRAMMAR_REPEAT + 1 for any that is larger. */
 int32_t pkv_syntax_read_count(const char *text, size_t size, size_t *at);
 
 /* A rule to be defined later, and its node. */

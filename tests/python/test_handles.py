@@ -294,6 +294,7 @@ def test_struct_layouts_are_the_headers(tmp_path):
     source = tmp_path / "layout.c"
     source.write_text(
         "#include <stdio.h>\n#include <pkv/device.h>\n#include <pkv/sched.h>\n"
+        "#include <pkv/engine.h>\n"
         "int main(void) {\n%s\nreturn 0; }\n"
         % "\n".join(lines)
     )

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Engine`: generate, stream, chat; many threads on one; what is refused; its end."""
+
+import gc
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import persistentkv as pkv
+import pytest
+from persistentkv import _engine_lib, _engine_text
+from persistentkv import engine as binding
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+MODEL = os.path.join(ROOT, ".cache", "models", "SmolLM2-135M-Instruct.Q4_1.gguf")
+STORY = "Once upon a time, in a village by the sea,"
+
+
+def why_not():
+    try:
+        _engine_lib.engine_lib()
+    except pkv.NotSupported as e:
+        return str(e)
+    return "" if os.access(MODEL, os.R_OK) else "the model is not there (./run fetch-model)"
+
+
+REASON = why_not()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=REASON or "-")
+
+
+def make(**options):
+    return pkv.Engine(MODEL, **{"max_seq_len": 256, "cache_tokens": 4096, "max_rows": 8, **options})
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with make() as e:
+        yield e
+        assert e.stats["pages_in_use"] == 0  # after all that the tests did
+
+
+def test_model_and_tokens(engine):
+    info = engine.model
+    assert (info.architecture, info.layers, info.vocab, info.context) == ("llama", 30, 49152, 8192)
+    ids = engine.tokenize("Hello  wörld 😸")
+    assert engine.detokenize(ids) == "Hello  wörld 😸"
+    special = engine.tokenize("<|im_start|>user", parse_special=True)
+    assert len(special) == 2 and len(engine.tokenize("<|im_start|>user")) > 2
+    assert engine.detokenize(special, special=True) == "<|im_start|>user"
+    assert len(engine.tokenize("a " * 3000)) >= 3000
+    assert engine.tokenize("") == []
+
+
+def test_generate_is_repeatable(engine):
+    first = engine.generate(STORY, max_tokens=12)
+    assert first.finish_reason == "length" and len(first.choices[0].tokens) == 12
+    assert first.prompt_tokens == len(engine.tokenize(STORY))
+    assert first.text == engine.detokenize([t.token for t in first.choices[0].tokens])
+    assert all(t.logprob is None and not t.top for t in first.choices[0].tokens)
+    again, other = engine.generate([STORY, "The sea is"], max_tokens=12)
+    assert again.choices == first.choices and other.text != first.text
+    assert engine.generate(engine.tokenize(STORY), max_tokens=12).choices == first.choices
+    hot = [engine.generate(STORY, max_tokens=12, temperature=1.0, seed=s).text for s in (1, 1, 2)]
+    assert hot[0] == hot[1] != hot[2]
+
+
+def test_several_answers(engine):
+    done = engine.generate(STORY, max_tokens=8, n=3, temperature=1.0, seed=4)
+    assert [c.index for c in done.choices] == [0, 1, 2]
+    assert len({c.text for c in done.choices}) == 3
+    assert engine.generate(STORY, max_tokens=8, temperature=1.0, seed=4).text == done.text
+
+
+def test_streams_say_what_generate_says(engine):
+    whole = engine.generate("Three cats: 😸", max_tokens=24, temperature=0.7, seed=3)
+    pieces = list(engine.stream("Three cats: 😸", max_tokens=24, temperature=0.7, seed=3))
+    assert "".join(p.text for p in pieces) == whole.text
+    assert [p.finish_reason for p in pieces][-1] == whole.finish_reason
+    assert tuple(p.token for p in pieces)[:3] != () and all(p.token for p in pieces)
+
+
+def test_stop_strings_across_tokens(engine):
+    free = engine.generate(STORY, max_tokens=20).text
+    stop = free[7:12]
+    done = engine.generate(STORY, max_tokens=20, stop=["never there", stop])
+    assert (done.text, done.finish_reason) == (free[: free.index(stop)], "stop")
+    assert done.choices[0].stop == stop
+    pieces = list(engine.stream(STORY, max_tokens=20, stop=stop))
+    assert "".join(p.text for p in pieces) == done.text
+    late = engine.generate(STORY, max_tokens=20, min_tokens=19, stop=stop)
+    assert len(late.choices[0].tokens) >= 19
+
+
+def test_logprobs_echo_bias(engine):
+    done = engine.generate("One two three", max_tokens=0, echo=True, logprobs=True)
+    tokens = done.choices[0].tokens
+    assert [t.token for t in tokens] == engine.tokenize("One two three")
+    assert tokens[0].logprob is None and all(t.logprob < 0 for t in tokens[1:])
+    done = engine.generate(STORY, max_tokens=3, top_logprobs=5)
+    for token in done.choices[0].tokens:
+        assert len(token.top) == 5 and token.top[0][0] == token.token
+        assert token.top == tuple(sorted(token.top, key=lambda t: -t[1]))
+    banned = done.choices[0].tokens[0].token
+    other = engine.generate(STORY, max_tokens=1, logit_bias={banned: -100})
+    assert other.choices[0].tokens[0].token != banned
+
+
+def test_chat_and_constraints(engine):
+    messages = [{"role": "user", "content": "Name a colour, as JSON."}]
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"type": "string", "maxLength": 12}},
+        "required": ["colour"],
+    }
+    for _ in range(2):  # the second from what was compiled
+        done = engine.chat(messages, schema=schema, max_tokens=60)
+        assert done.finish_reason == "stop" and list(json.loads(done.text)) == ["colour"]
+    assert engine.chat(messages, grammar='root ::= "red" | "blue"').text in ("red", "blue")
+    said = "".join(p.text for p in engine.stream_chat(messages, max_tokens=9))
+    assert said == engine.chat(messages, max_tokens=9).text
+    assert len(engine.chat_tokens(messages)) > len(engine.tokenize("Name a colour, as JSON."))
+    many = [engine.generate("a", grammar=f'root ::= "{i}"').text for i in range(70)]
+    assert many == [str(i) for i in range(70)]  # more than an engine, or this class, keeps
+    with pytest.raises(pkv.NotSupported, match="tools"):  # this model's template shows none
+        tool = {"type": "function", "function": {"name": "now"}}
+        engine.chat(messages, tools=[tool], max_tokens=5)
+
+
+def test_threads_share_one_engine(engine):
+    """O11: 8 threads, one object: everybody has the text of a run alone, in one batch."""
+    prompts = [f"{STORY} number {i} was" for i in range(8)]
+    alone = [engine.generate(p, max_tokens=16).choices for p in prompts]
+    before, together = engine.stats, [None] * 8
+
+    def work(i):
+        together[i] = engine.generate(prompts[i], max_tokens=16).choices
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert together == alone
+    after = engine.stats
+    steps = after["decode_steps"] - before["decode_steps"]
+    assert steps < 8 * 16 / 2  # several rows a step
+
+
+def test_the_lock_of_the_interpreter_is_released(engine):
+    counted, done = 0, threading.Event()
+
+    def generate():
+        engine.generate(STORY, max_tokens=40)
+        done.set()
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    while not done.is_set():
+        counted += 1
+        time.sleep(0)
+    thread.join()
+    assert counted > 200
+
+
+def test_streams_that_are_left_are_cancelled(engine):
+    before = engine.stats["cancelled"]
+    stream = engine.stream(STORY, ignore_end=True)
+    next(stream)
+    stream.close()
+    never_begun = engine.stream(STORY, ignore_end=True)
+    del never_begun
+    gc.collect()
+    limit = time.monotonic() + 30
+    while engine.stats["cancelled"] < before + 2 or engine.stats["pages_in_use"]:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_prefix_cache_and_its_file(tmp_path):
+    text = "The quick brown fox jumps over the lazy dog. " * 6
+    with make() as one:
+        cold = one.generate(text, max_tokens=8)
+        warm = one.generate(text, max_tokens=8)
+        assert cold.cached_tokens == 0 and warm.cached_tokens > 40
+        assert one.generate(text, max_tokens=8, cache_salt=9).cached_tokens == 0
+        one.clear_cache()
+        assert one.generate(text, max_tokens=8).cached_tokens == 0
+        pages = one.save_cache(tmp_path / "cache")
+        assert pages > 3
+    with make() as two:
+        assert two.load_cache(tmp_path / "cache") == pages
+        again = two.generate(text, max_tokens=8)
+        assert again.cached_tokens == warm.cached_tokens and again.choices == cold.choices
+    with make(kv_dtype="fp8") as other, pytest.raises(pkv.InvalidArgument, match="type"):
+        other.load_cache(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "fp8"])
+def test_element_types_of_the_cache(kv_dtype):
+    with make(kv_dtype=kv_dtype, order="tree", admission="marginal") as e:
+        assert len(e.generate(STORY, max_tokens=6).text) > 6
+
+
+@pytest.mark.parametrize(
+    "settings, error, text",
+    [
+        ({"max_tokens": 0}, pkv.InvalidArgument, "echo"),
+        ({"max_tokens": -1}, pkv.InvalidArgument, "max_tokens is -1"),
+        ({"max_tokens": 2**40}, pkv.InvalidArgument, "max_tokens"),
+        ({"max_tokens": "a"}, pkv.InvalidArgument, "max_tokens"),
+        ({"temperature": -1.0}, pkv.OutOfRange, "temperature"),
+        ({"temperature": math.nan}, pkv.InvalidArgument, "temperature"),
+        ({"top_p": 2}, pkv.OutOfRange, "top_p"),
+        ({"stop": ""}, pkv.OutOfRange, "no bytes"),
+        ({"stop": ["a"] * 17}, pkv.OutOfRange, "stop_count is 17"),
+        ({"stop": 5}, pkv.InvalidArgument, "stop"),
+        ({"stop": "a\0b"}, pkv.InvalidArgument, "zero byte"),
+        ({"logit_bias": {99999999: 1}}, pkv.OutOfRange, "vocabulary"),
+        ({"logit_bias": {"x": 1}}, pkv.InvalidArgument, "logit_bias"),
+        ({"logit_bias": {2**40: 1}}, pkv.InvalidArgument, "logit_bias"),
+        ({"n": 200}, pkv.OutOfRange, "n is 200"),
+        ({"top_logprobs": 21}, pkv.OutOfRange, "top_logprobs is 21"),
+        ({"grammar": "root ::= root"}, pkv.InvalidArgument, "left recursive"),
+        ({"schema": {"type": "invalid"}}, pkv.InvalidArgument, "type"),
+        ({"schema": {"type": {1}}}, pkv.InvalidArgument, "JSON"),
+        ({"json": True, "grammar": "x"}, pkv.InvalidArgument, "at once"),
+        ({"grammar": 5}, pkv.InvalidArgument, "grammar must be a text"),
+        ({"min_tokens": 9, "grammar": 'root ::= "a"', "max_tokens": 20}, pkv.InvalidArgument,
+         "longest"),
+        ({"max_token": 5}, pkv.InvalidArgument, "no setting is called 'max_token'"),
+    ],
+)
+def test_settings_are_refused_by_name(engine, settings, error, text):
+    with pytest.raises(error, match=text):
+        engine.generate("a", **{"max_tokens": 4, **settings})
+
+
+def test_prompts_are_refused_by_name(engine):
+    for prompt, error, text in (
+        ([], pkv.InvalidArgument, None), ([[1, 2], [3, 999999]], pkv.OutOfRange, "999999"),
+        (5, pkv.InvalidArgument, "prompt"), ([1, -1], pkv.OutOfRange, "-1"),
+        ([1] * 300, pkv.OutOfRange, "300 tokens"), ("", pkv.InvalidArgument, "at least 1"),
+        ([1, 2**40], pkv.InvalidArgument, "token ids"),
+    ):
+        if text is None:
+            assert engine.generate(prompt, max_tokens=2) == []
+            continue
+        with pytest.raises(error, match=text):
+            engine.generate(prompt, max_tokens=2)
+    for messages in ([], [{"role": "user"}], "a"):
+        with pytest.raises(pkv.PkvError):
+            engine.chat(messages, max_tokens=2)
+
+
+def test_engines_are_refused_by_name(tmp_path):
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(b"GGUF")
+    for arguments, error, text in (
+        ((bad,), pkv.InvalidArgument, ""), ((tmp_path / "none",), pkv.PkvError, ""),
+        ((MODEL, {"kv_dtype": "q8"}), pkv.InvalidArgument, "known are f32"),
+        ((MODEL, {"order": "best"}), pkv.InvalidArgument, "order is 'best'"),
+        ((MODEL, {"max_row": 5}), pkv.InvalidArgument, "no option is called 'max_row'"),
+        ((MODEL, {"max_rows": -5}), pkv.OutOfRange, "max_rows is -5"),
+        ((MODEL, {"page_tokens": 1.5}), pkv.InvalidArgument, "page_tokens"),
+    ):
+        options = arguments[1] if len(arguments) > 1 else {}
+        with pytest.raises(error, match=text or "."):
+            pkv.Engine(arguments[0], **options)
+
+
+def test_more_requests_than_it_takes():
+    with make(max_requests=2) as e:
+        streams = [e.stream(STORY, ignore_end=True) for _ in range(2)]
+        with pytest.raises(pkv.OutOfRange, match="2 requests"):
+            e.generate("a", max_tokens=1)
+        for s in streams:
+            s.close()
+        del streams, s
+        gc.collect()
+        limit = time.monotonic() + 30
+        while e.stats["rows_running"] + e.stats["rows_waiting"]:
+            assert time.monotonic() < limit
+        assert e.generate("a", max_tokens=1).finish_reason == "length"
+
+
+def test_after_close_everything_says_so():
+    e = make()
+    stream = e.stream(STORY, ignore_end=True)
+    next(stream)
+    ended = []
+
+    def wait():
+        try:
+            e.generate(STORY, ignore_end=True)
+        except pkv.WrongState as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    while e.stats["rows_running"] < 2:
+        time.sleep(0.01)
+    e.close()
+    thread.join(30)
+    assert ended == ["this engine was closed"]
+    with pytest.raises(pkv.WrongState, match="closed"):
+        for _ in stream:
+            pass
+    for call in (
+        lambda: e.generate("a"), lambda: e.tokenize("a"), lambda: e.stats, lambda: e.model,
+        lambda: list(e.stream("a")), lambda: e.detokenize([5]), e.clear_cache,
+    ):
+        with pytest.raises(pkv.WrongState, match="closed"):
+            call()
+    e.close()  # once more is no error
+
+
+def test_an_engine_that_nobody_holds_ends():
+    for _ in range(3):
+        e = make()
+        e.generate("a", max_tokens=1)
+        del e
+        gc.collect()
+    assert not [t for t in threading.enumerate() if t.name == "persistentkv"][1:]
+
+
+@pytest.mark.parametrize(
+    "text, wanted",
+    [
+        ("e = make(); print(e.generate('a', max_tokens=2).finish_reason)", "length\n"),
+        ("e = make(); s = e.stream('a', ignore_end=True); next(s); print('ends')", "ends\n"),
+        (
+            "e = make(); next(e.stream('a', ignore_end=True))\n"
+            "pid = os.fork()\n"
+            "if pid == 0:\n"
+            "    try: e.generate('a')\n"
+            "    except pkv.WrongState as error: print('before a fork' in str(error), flush=True)\n"
+            "    os._exit(0)\n"
+            "os.waitpid(pid, 0); print(e.generate('a', max_tokens=1).finish_reason)",
+            "True\nlength\n",
+        ),
+    ],
+    ids=["unclosed", "in a stream", "fork"],
+)
+def test_how_a_process_ends(text, wanted):
+    program = (
+        "import os, persistentkv as pkv\n"
+        f"def make(): return pkv.Engine({MODEL!r}, max_seq_len=64, cache_tokens=256)\n{text}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, wanted, "")
+
+
+def test_texts_of_any_split():
+    """R4, R5: what is sent never changes; characters and stop strings may be cut anywhere."""
+    data = "A 世世ab😸 stop here".encode()
+    for cut in range(1, 6):
+        stream = _engine_text.TextStream((b"stop", b"here!"))
+        parts = [data[i : i + cut] for i in range(0, len(data), cut)]
+        out = [stream.add(p) for p in parts[:-1]] + [stream.end(parts[-1], 0)]
+        assert "".join(out) == data.decode() and "\ufffd" not in "".join(out)
+    stream = _engine_text.TextStream((b"OPQ",))
+    assert [stream.add(b"NO"), stream.add(b"P"), stream.end(b"Q", 3)] == ["N", "", ""]
+    assert _engine_text.TextStream(()).end("世".encode()[:2], 0) == "\ufffd"
+
+
+@pytest.mark.parametrize(
+    "style, text, content, calls",
+    [
+        (_engine_text.TAGGED, 'I look.\n<tool_call>\n{"name": "now"}\n</tool_call>\n<tool_call>'
+         '{"name": "find", "arguments": {"q": "}"}}</tool_call>', "I look.",
+         [("now", {}), ("find", {"q": "}"})]),
+        (_engine_text.TAGGED, '<tool_call>{"name": "rm"}</tool_call>',
+         '<tool_call>{"name": "rm"}</tool_call>', []),
+        (_engine_text.LLAMA, '{"name": "now", "parameters": {}}; {"name": "now"}', "",
+         [("now", {}), ("now", {})]),
+        (_engine_text.LLAMA, 'See {"name": "now"}', 'See {"name": "now"}', []),
+        (_engine_text.MISTRAL, '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "find", '
+         '"arguments": "{\\"q\\": 1}"}]', "", [("now", {}), ("find", {"q": 1})]),
+        (_engine_text.SHOWN, '{"name": "now", "argum', '{"name": "now", "argum', []),
+        (_engine_text.PLAIN, "", "", []),
+    ],
+)
+def test_tool_calls(style, text, content, calls):
+    assert _engine_text.tool_calls(text, style, {"now", "find"}) == (content, tuple(calls))
+
+
+def test_options_are_the_headers():
+    assert "max_rows" in binding.OPTIONS and "cache_tokens" in binding.OPTIONS
+    assert not set(binding.SETTINGS) - {name for name, *_ in pkv._abi.Request._fields_}
