@@ -294,7 +294,7 @@ PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2], co
 /* acc [count][16] over the tile's blocks, rows from `row` on. */
 PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TILE],
                                  const pkv_tile *t, const pkv_dense_x *x, int64_t row,
-                                 int64_t block0, int64_t blocks) {
+                                 int64_t block0, int64_t blocks, pkv_fetch fetch) {
   __m256 sum[4][2];
   for (int r = 0; r < count; r++) {
     sum[r][0] = _mm256_load_ps(acc[r]);
@@ -302,6 +302,7 @@ PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TIL
   }
   for (int64_t b = 0; b < blocks; b++) {
     __m256i dot[4][2];
+    pkv_fetch_block(&fetch, b);
     tile_dots(type, count, dot, t, b, x->q + row * x->k + (block0 + b) * PKV_QK, x->k);
     for (int r = 0; r < count; r++) {
       const int64_t at = (row + r) * x->blocks + block0 + b;
@@ -320,7 +321,8 @@ PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TIL
 PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int64_t col0,
                                   int64_t col1, int64_t row0, int64_t row1) {
   const pkv_dense_x *x = job->x;
-  const int64_t rows = row1 - row0;
+  const pkv_weight *w = &job->p->w;
+  const int64_t rows = row1 - row0, calls = (rows + 3) / 4;
   pkv_tile t;
   _Alignas(64) float acc[MAX_ROWS][PKV_TILE];
   if (!pkv_block_has_min(type)) memset(t.m, 0, sizeof t.m);
@@ -328,13 +330,15 @@ PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int6
     memset(acc, 0, (size_t)rows * sizeof acc[0]);
     for (int64_t b0 = 0; b0 < x->blocks; b0 += PKV_TILE_BLOCKS) {
       const int64_t blocks = x->blocks - b0 < PKV_TILE_BLOCKS ? x->blocks - b0 : PKV_TILE_BLOCKS;
-      pkv_unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks);
-      int64_t r = 0;
-      for (; r + 4 <= rows; r += 4)
-        tile_rows(type, 4, acc + r, &t, x, row0 + r, b0, blocks);
-      if (rows - r == 3) tile_rows(type, 3, acc + r, &t, x, row0 + r, b0, blocks);
-      if (rows - r == 2) tile_rows(type, 2, acc + r, &t, x, row0 + r, b0, blocks);
-      if (rows - r == 1) tile_rows(type, 1, acc + r, &t, x, row0 + r, b0, blocks);
+      pkv_unpack_tile(type, &t, w, col, col1, b0, blocks, col == col0 || calls > PKV_FETCH_CALLS);
+      for (int64_t r = 0; r < rows; r += 4) {
+        const pkv_fetch fetch = pkv_fetch_part(type, w, col + PKV_TILE, b0, blocks, r / 4, calls);
+        const int64_t left = rows - r;
+        if (left >= 4) tile_rows(type, 4, acc + r, &t, x, row0 + r, b0, blocks, fetch);
+        if (left == 3) tile_rows(type, 3, acc + r, &t, x, row0 + r, b0, blocks, fetch);
+        if (left == 2) tile_rows(type, 2, acc + r, &t, x, row0 + r, b0, blocks, fetch);
+        if (left == 1) tile_rows(type, 1, acc + r, &t, x, row0 + r, b0, blocks, fetch);
+      }
     }
     for (int64_t r = 0; r < rows; r++) {
       pkv_store_columns(job->p, row0 + r, col, col1 - col, _mm256_load_ps(acc[r]));

@@ -93,7 +93,7 @@ PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int6
     for (int64_t b0 = 0; b0 < x->blocks; b0 += PKV_TILE_BLOCKS) {
       const int64_t left = x->blocks - b0;
       const int64_t blocks = left < PKV_TILE_BLOCKS ? left : PKV_TILE_BLOCKS;
-      pkv_unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks);
+      pkv_unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks, true);
       if (type == PKV_WTYPE_Q8_0) make_unsigned(&t, blocks);
       all_rows(type, acc, &t, x, row0, rows, b0, blocks);
     }
