@@ -64,6 +64,8 @@ typedef struct pkv_connection {
   pkv_owed owed;
   int64_t since_ns;
   bool gone; /* hung up, or its time is over */
+  bool half; /* the client sends nothing more: so far the kernel's word */
+  bool last; /* and there was nothing to do for it at the latest look */
   pkv_exchange *exchange;
 } pkv_connection;
 
@@ -88,6 +90,7 @@ struct pkv_server {
   int32_t longest;
   pkv_api_keys keys;
   bool loopback, draining, aborting, failed;
+  bool look_again; /* a connection may be over: see at once */
   int wake_fd, poll_fd, signal_fd, listen_fd;
 };
 

@@ -55,8 +55,9 @@ static void open_connection(pkv_server *server, struct MHD_Connection *http, voi
   if (c->next != NULL) c->next->at = &c->next;
   server->connections = c;
   server->counters.connections++;
-  /* No events asked for: resets and hang-ups are reported all the same, a FIN alone is not. */
-  struct epoll_event event = {.events = EPOLLET, .data.ptr = c};
+  /* Resets and hang-ups are reported unasked. A FIN alone is no hang-up, but libmicrohttpd does not
+   * see one that came with the bytes before it. */
+  struct epoll_event event = {.events = EPOLLET | EPOLLRDHUP, .data.ptr = c};
   (void)epoll_ctl(server->poll_fd, EPOLL_CTL_ADD, c->fd, &event);
   *slot = c;
 }
@@ -85,6 +86,19 @@ static void drop_connection(pkv_connection *c) {
   if (c->exchange != NULL) pkv_exchange_drop(c->exchange);
 }
 
+/* We wait for the client, it sends nothing more, and all it sent was read, twice in a row: between
+ * the two looks libmicrohttpd had its turn with what it holds. */
+static bool is_over(pkv_server *server, pkv_connection *c) {
+  char byte;
+  const bool ours = c->owed == PKV_OWED_READ || c->owed == PKV_OWED_NOTHING;
+  const bool over =
+      c->half && !ours && !c->gone && recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0;
+  const bool twice = over && c->last;
+  c->last = over;
+  server->look_again = server->look_again || (over && !twice);
+  return twice;
+}
+
 static void enforce_times(pkv_server *server) {
   const pkv_serve_options *const o = server->options;
   const int64_t now = pkv_clock_ns();
@@ -98,7 +112,7 @@ static void enforce_times(pkv_server *server) {
     const bool idle = c->owed == PKV_OWED_NEXT || (c->owed == PKV_OWED_HEADER && !c->exchange);
     const bool late = now - c->since_ns > limits[c->owed];
     if (late && !c->gone) server->counters.timeouts[c->owed]++;
-    if (late || (server->draining && idle))
+    if (late || (server->draining && idle) || is_over(server, c))
       drop_connection(c);
     else if (c->exchange != NULL)
       pkv_exchange_ping(c->exchange, now);
@@ -307,7 +321,8 @@ static void turn(pkv_server *server, int *signals) {
   MHD_UNSIGNED_LONG_LONG wanted = TICK_MS;
   int wait = TICK_MS;
   if (MHD_get_timeout(server->daemon, &wanted) == MHD_YES && wanted < TICK_MS) wait = (int)wanted;
-  const int count = epoll_wait(server->poll_fd, events, EVENTS, wait);
+  const int count = epoll_wait(server->poll_fd, events, EVENTS, server->look_again ? 0 : wait);
+  server->look_again = false;
   for (int i = 0; i < count; i++) {
     void *const what = events[i].data.ptr;
     if (what == &server->daemon) continue;
@@ -321,6 +336,8 @@ static void turn(pkv_server *server, int *signals) {
       pkv_connection *const c = what;
       if (!c->gone && c->exchange != NULL) server->counters.hang_ups++;
       drop_connection(c);
+    } else {
+      ((pkv_connection *)what)->half = true;
     }
   }
   /* In this order: bytes that came while this thread had no processor came in time. */

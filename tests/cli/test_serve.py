@@ -586,6 +586,28 @@ class Serve(ServerCase):
                 got += more
         self.assertIn(b"200 OK", got)
 
+    def test_half_close_ends(self):
+        """Where nothing more can come, a connection is not kept for its time limit: here 600 s."""
+        ask = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 15\r\n\r\n"
+        body = b'{"content":"a"}'
+        server = Server(*ARGS, "--header-timeout", "600", "--body-timeout", "600",
+                        "--idle-timeout", "600")
+        for sent, answers in ((ask + body, 1), ((ask + body) * 40, 40), (ask + body[:9], 0),
+                              (ask[:30], 0), (b"", 0), ((ask + body) * 3 + ask[:50], 3)):
+            with server.connect() as link:
+                if sent:
+                    link.sendall(sent)
+                link.shutdown(socket.SHUT_WR)
+                got = b""
+                while True:
+                    more = link.recv(65536)
+                    if not more:
+                        break
+                    got += more
+            self.assertEqual(got.count(b"200 OK"), answers, got)
+        server.wait_for(lambda m: m["http_connections"] == 1, "all are closed")
+        self.assertEqual(server.end(), (0, ""))
+
     def test_pipelined_while_pending(self):
         """A request that comes while another one is answered waits for its turn."""
         with self.open_stream(max_tokens=8) as link:
