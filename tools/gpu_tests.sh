@@ -38,6 +38,9 @@ done
 program=$bin/gpu_tests
 [ -x "$program" ] || { echo "gpu_tests.sh: no program $program: build it first" >&2; exit 2; }
 [ ! -d "$bin/lib" ] || export LD_LIBRARY_PATH="$bin/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+# In a build folder FlashInfer's kernels lie beside pkv, one above the tests.
+[ ! -e "$bin/../pkv_flashinfer.so" ] ||
+  export LD_LIBRARY_PATH="$bin/..${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 [ -n "$log" ] || log=${OUT:-$(mktemp -d)}/gpu-tests.log
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -151,7 +154,8 @@ if [ -x "$pkv" ]; then
     passed=$((passed + 1))
     echo "flashinfer: runs as a route of the policy"
   else
-    echo "flashinfer is missing or does not run: build pkv_flashinfer.so (cmake/flashinfer.cmake)"
+    echo "flashinfer is missing or does not run: python3 -m pip install flashinfer-python, then" \
+      "build pkv_flashinfer.so (cmake/flashinfer.cmake)"
     tail -n 4 "$work/flashinfer"
     failed=$((failed + 1))
   fi
