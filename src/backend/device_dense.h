@@ -174,10 +174,11 @@ typedef struct pkv_dense_ops {
 
   /* The type that a matrix of this type has on the device: its own where kernels take it, else
      act's (dequantised on the way). */
-  pkv_wtype (*weight_type)(pkv_wtype type, pkv_dtype act);
+  pkv_wtype (*weight_type)(pkv_executor *executor, pkv_wtype type, pkv_dtype act);
   /* Bytes of such a matrix on the device. */
   size_t (*weight_bytes)(const pkv_weight *w);
-  /* Fills rows first .. of the device's matrix w with `host`, of w's type and k. Synchronises. */
+  /* Fills rows first .. of the device's matrix w with `host`, of w's type and k. Synchronises. May
+     take memory while it runs. */
   pkv_status (*weight_pack)(pkv_executor *executor, const pkv_weight *w, int64_t first,
                             const pkv_weight *host, pkv_error *err);
   /* `count` elements of act's type: pkv_random_weight of seed, index and scale. */

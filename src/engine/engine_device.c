@@ -55,13 +55,15 @@ static pkv_status free_bytes(size_t *bytes, const pkv_engine *e, pkv_error *err)
 
 /* A tenth stays for the buffers of a step, which depend on this answer. */
 pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *e, pkv_error *err) {
+  const size_t page = pages_bytes(e, 1), least = RESERVE + (page + 8) / 9 * 10;
   size_t bytes = 0;
-  PKV_TRY(free_bytes(&bytes, e, err));
-  *tokens = (int64_t)(bytes / 10 * 9 / pages_bytes(e, 1)) * e->options.page_tokens;
+  PKV_TRY(pkv_device_weights_room(&bytes, e->weights, err));
+  const size_t rest = bytes > RESERVE ? bytes - RESERVE : 0;
+  *tokens = (int64_t)(rest / 10 * 9 / page) * e->options.page_tokens;
   PKV_CHECK(err, *tokens > 0, PKV_E_NOMEM,
-            "behind the weights %zu bytes are free on the device, one page of cache needs %zu "
-            "and a reserve of %zu",
-            bytes, pages_bytes(e, 1), RESERVE);
+            "behind the weights %zu bytes are free on the device; a reserve of %zu, one page of "
+            "cache and buffers need %zu: %zu are missing",
+            bytes, RESERVE, least, least > bytes ? least - bytes : 1);
   return PKV_OK;
 }
 

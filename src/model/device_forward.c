@@ -164,7 +164,7 @@ pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *
   f->weights = weights;
   f->executor = weights->executor;
   f->options = *options;
-  f->qkv_width = weights->layers[0].qkv.n;
+  f->qkv_width = weights->layers[0].qkv.n + weights->layers[0].qkv_rest.n;
   f->logit_stride = ((int64_t)model->hp.vocab + 7) / 8 * 8;
   f->samples = f->executor->dense->samples && f->executor->dense->samples(f->executor);
   const pkv_status status = create_parts(f, err);

@@ -201,11 +201,13 @@ static pkv_status run_layer(pkv_device_forward *f, int32_t layer, const pkv_devi
   const int32_t m = pass->tokens;
   const float *before = layer > 0 ? f->weights->layers[layer - 1].ffn_post_norm : NULL;
   const product qkv = {f->normed, f->qkv, f->qkv_width, m, false, false};
+  const product rest = {f->normed, at_row(f->qkv, 1, l->qkv.n), f->qkv_width, m, false, false};
   const product o = {f->attended, l->attn_post_norm ? f->delta : f->x, hp->width, m, true, false};
   const product gate = {f->normed, f->gated, hp->feed_forward, m, false, true};
   const product down = {f->gated, l->ffn_post_norm ? f->delta : f->x, hp->width, m, true, false};
   PKV_TRY(norm(f, m, NULL, before, l->attn_norm, err));
   PKV_TRY(multiply(f, &l->qkv, &qkv, err));
+  if (l->qkv_rest.n > 0) PKV_TRY(multiply(f, &l->qkv_rest, &rest, err));
   PKV_TRY(rotate(f, layer, m, err));
   PKV_TRY(attend(f, layer, pass, err));
   PKV_TRY(multiply(f, &l->o, &o, err));

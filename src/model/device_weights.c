@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Two passes over the same list of tensors: one adds up what the device has to hold, one fills it.
- * Matrices of the activations' own type go up as they lie in the file; others pass through floats
- * of the CPU's own dequantisation, in bounded chunks.
+ * Matrices of types that the device's kernels take go up as they lie in the file; others pass
+ * through floats of the CPU's own dequantisation, in bounded chunks.
  */
 #include "model/device_weights.h"
 
@@ -138,15 +138,19 @@ static pkv_status fill_rows(uploader *u, const pkv_weight *to, int64_t first,
                                               pkv_random_deviation(from->k), NULL, u->err);
 }
 
-/* Several matrices of the same k under each other. */
+static pkv_wtype type_of(const uploader *u, const pkv_weight *w) {
+  return u->w->executor->dense->weight_type(u->w->executor, w->type, u->w->act);
+}
+
+/* Several matrices of the same k under each other; of different types: in the activations'. */
 static pkv_status put_matrix(uploader *u, pkv_weight *out, const pkv_weight *const *parts,
                              int count, bool own) {
   const pkv_dense_ops *dense = u->w->executor->dense;
-  pkv_wtype type = own ? own_type(u->w->act) : dense->weight_type(parts[0]->type, u->w->act);
+  pkv_wtype type = own ? own_type(u->w->act) : type_of(u, parts[0]);
   int64_t n = 0, first = 0;
   for (int i = 0; i < count; i++) {
     n += parts[i]->n;
-    if (parts[i]->type != parts[0]->type) type = own_type(u->w->act);
+    if (type_of(u, parts[i]) != type) type = own_type(u->w->act);
   }
   *out = (pkv_weight){.type = type, .n = n, .k = parts[0]->k};
   out->row_bytes =
@@ -159,11 +163,20 @@ static pkv_status put_matrix(uploader *u, pkv_weight *out, const pkv_weight *con
   return PKV_OK;
 }
 
+/* q, k and v: files that mix types have another one for v, mostly. */
+static pkv_status put_qkv(uploader *u, pkv_device_layer *out, const pkv_weight *const parts[3]) {
+  int first = 1;
+  while (first < 3 && type_of(u, parts[first]) == type_of(u, parts[0]))
+    first++;
+  PKV_TRY(put_matrix(u, &out->qkv, parts, first, false));
+  return first < 3 ? put_matrix(u, &out->qkv_rest, parts + first, 3 - first, false) : PKV_OK;
+}
+
 static pkv_status put_layer(uploader *u, pkv_device_layer *out, const pkv_layer *l) {
   const pkv_weight *const qkv[] = {&l->q, &l->k, &l->v}, *const o[] = {&l->o};
   const pkv_weight *const gate_up[] = {&l->gate, &l->up}, *const down[] = {&l->down};
   const pkv_hparams *hp = &u->m->hp;
-  PKV_TRY(put_matrix(u, &out->qkv, qkv, 3, false));
+  PKV_TRY(put_qkv(u, out, qkv));
   PKV_TRY(put_matrix(u, &out->o, o, 1, false));
   PKV_TRY(put_matrix(u, &out->gate_up, gate_up, 2, false));
   PKV_TRY(put_matrix(u, &out->down, down, 1, false));
@@ -196,7 +209,7 @@ static pkv_status put_all(uploader *u, bool filling) {
   PKV_TRY(put_matrix(u, &u->w->embed, embed, 1, true));
   const bool tied = m->output.data == m->embed.data && m->output.seed == m->embed.seed;
   u->w->output = u->w->embed;
-  if (!tied || u->w->executor->dense->weight_type(m->output.type, u->w->act) != u->w->embed.type)
+  if (!tied || type_of(u, &m->output) != u->w->embed.type)
     PKV_TRY(put_matrix(u, &u->w->output, output, 1, false));
   PKV_TRY(put_vector(u, &u->w->output_norm, m->output_norm, m->hp.width));
   PKV_TRY(put_frequencies(u));

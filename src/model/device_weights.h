@@ -10,6 +10,7 @@
    matrix: q, k, v; gate, up. */
 typedef struct pkv_device_layer {
   pkv_weight qkv, o, gate_up, down;
+  pkv_weight qkv_rest; /* the last parts of q, k, v, where their type is another one; else n = 0 */
   const float *attn_norm, *ffn_norm; /* [width] */
   const float *qkv_bias;             /* [q + 2 kv] or NULL */
   const float *o_bias, *q_norm, *k_norm, *attn_post_norm, *ffn_post_norm;

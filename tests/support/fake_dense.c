@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "engine/sampling.h"
 #include "support/fake_device.h"
+#include "support/weight_blocks.h"
 
 /* ------------------------------------------------------------------ memory, streams, graphs */
 
@@ -90,8 +91,9 @@ static void fake_graph_end_of(pkv_executor *executor, void *graph) {
 
 /* ------------------------------------------------------------------ weights */
 
-static pkv_wtype fake_weight_type(pkv_wtype type, pkv_dtype act) {
-  (void)type;
+static pkv_wtype fake_weight_type(pkv_executor *executor, pkv_wtype type, pkv_dtype act) {
+  (void)executor;
+  if (fake_device_state.packs && !test_wtype_is_float(type)) return type;
   return act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
 }
 
@@ -126,6 +128,8 @@ static pkv_status fake_weight_random(pkv_executor *executor, void *data, pkv_dty
 
 static double weight_at(const pkv_weight *w, int64_t row, int64_t i) {
   const char *from = (const char *)w->data + row * w->row_bytes;
+  if (!test_wtype_is_float(w->type))
+    return test_weight_value((const unsigned char *)from, w->type, i);
   const pkv_dtype dtype = w->type == PKV_WTYPE_F32   ? PKV_DTYPE_F32
                           : w->type == PKV_WTYPE_F16 ? PKV_DTYPE_F16
                                                      : PKV_DTYPE_BF16;

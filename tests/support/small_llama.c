@@ -81,9 +81,13 @@ static void build_tokenizer(gguf_build *b, const small_llama *t) {
 /* One block of noise whose values stay below about `scale`. */
 static void fill_block(unsigned char *p, uint32_t type, int64_t bytes, float scale, pkv_rng *rng) {
   const float value = (float)(pkv_rng_uniform(rng) * 2.0 - 1.0) * scale;
-  const bool has_minimum = type == 3 || type == 7;
-  const float steps = type == 8 ? 127.0f : type == 6 || type == 7 ? 16.0f : 8.0f;
-  const uint16_t d = pkv_f32_to_f16(scale / steps), m = pkv_f32_to_f16(-scale);
+  const bool has_minimum = type == 3 || type == 7 || type == 12;
+  const float steps = type == 8                ? 127.0f
+                      : type == 12             ? 63.0f * 8.0f
+                      : type == 6 || type == 7 ? 16.0f
+                                               : 8.0f;
+  const uint16_t d = pkv_f32_to_f16(scale / steps);
+  const uint16_t m = pkv_f32_to_f16(type == 12 ? scale / 63.0f : -scale);
   const uint16_t half = type == 30 ? pkv_f32_to_bf16(value) : pkv_f32_to_f16(value);
   switch (type) {
   case 0:
@@ -150,10 +154,12 @@ void small_llama_build(gguf_build *b, const small_llama *t) {
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
       char name[64];
       (void)snprintf(name, sizeof name, "blk.%d.%s", (int)layer, parts[i].name);
+      const bool own = t->v_type != 0 && strcmp(parts[i].name, "attn_v.weight") == 0;
       if (parts[i].outputs == 0)
         ones(b, t, name, parts[i].inputs);
       else
-        tensor(b, t, name, t->weight_type, parts[i].inputs, parts[i].outputs, &rng);
+        tensor(b, t, name, own ? t->v_type : t->weight_type, parts[i].inputs, parts[i].outputs,
+               &rng);
     }
 }
 

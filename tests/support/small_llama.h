@@ -21,13 +21,15 @@
 typedef struct small_llama {
   int32_t layers, width, feed_forward, query_heads, kv_heads, head_dim, context;
   int32_t vocab; /* rows of token_embd.weight; at least SMALL_LLAMA_TOKENS with a tokenizer */
-  uint32_t weight_type;   /* GGUF's number: 0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 6, 7, 8 Q8_0, 30 BF16 */
-  bool tokenizer, output; /* output: output.weight beside token_embd.weight */
+  /* GGUF's number: 0 F32, 1 F16, 2 Q4_0, 3 Q4_1, 6, 7, 8 Q8_0, 12 Q4_K, 30 BF16 */
+  uint32_t weight_type;
+  bool tokenizer, output;             /* output: output.weight beside token_embd.weight */
   const char *skip_key, *skip_tensor; /* not written */
   uint64_t seed;
+  uint32_t v_type; /* of attn_v.weight; 0 = weight_type */
 } small_llama;
 #define SMALL_LLAMA_INIT                                                                           \
-  { 2, 32, 64, 4, 2, 8, 64, 16, 0, true, false, NULL, NULL, 1 }
+  { 2, 32, 64, 4, 2, 8, 64, 16, 0, true, false, NULL, NULL, 1, 0 }
 
 /* 3 control tokens (<|endoftext|>, <|im_start|>, <|im_end|>), letters, one merge "a b"; further ids
    up to vocab are unused tokens. */

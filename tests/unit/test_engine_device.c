@@ -210,6 +210,38 @@ static void test_forks(void **state) {
   drive_finish(engine);
 }
 
+/* Quantised weights that stay so on the device, with another type for v; or written out there. */
+static void test_packed(void **state) {
+  (void)state;
+  pkv_model *const saved = model;
+  small_llama t = SMALL_LLAMA_INIT;
+  size_t size = 0;
+  pkv_error err = {0};
+  t.context = 256;
+  t.vocab = VOCAB;
+  t.head_dim = 64;
+  t.weight_type = 8; /* Q8_0 */
+  t.v_type = 2;      /* Q4_0 */
+  unsigned char *const file = small_llama_bytes(&t, &size);
+  drive_ok(pkv_model_open_memory(&model, file, size, NULL, &err), &err, "open");
+  run_cpu(0.0f);
+  for (int32_t packs = 0; packs < 2; packs++) {
+    pkv_engine *engine = NULL;
+    const pkv_engine_options o = device_options();
+    pkv_executor *const executor = fake_device_create();
+    fake_device_state.packs = packs;
+    drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+    assert_int_equal(engine->weights->layers[0].qkv_rest.n, packs ? t.kv_heads * t.head_dim : 0);
+    submit_all(engine, on_device, 0.0f);
+    (void)drive_all(engine, 10000);
+    same_texts();
+    drive_finish(engine);
+  }
+  pkv_model_close(model);
+  gguf_build_drop(file);
+  model = saved;
+}
+
 /* A token whose embedding is not finite: the request that has it ends, the others do not notice,
    whether the host chooses or the device. */
 static void not_finite(int32_t samples, float temperature) {
@@ -309,6 +341,42 @@ static void test_refused(void **state) {
   refused(&o, PKV_E_NOMEM, "are missing");
 }
 
+static void too_small(size_t free_bytes, int64_t cache_tokens, const char *word) {
+  pkv_engine *engine = NULL;
+  pkv_error err = {0};
+  pkv_engine_options o = device_options();
+  o.cache_tokens = cache_tokens;
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.free_bytes = free_bytes;
+  assert_int_equal(pkv_engine_create_on(&engine, model, executor, &o, &err), PKV_E_NOMEM);
+  if (strstr(err.text, word) == NULL || strstr(err.text, "are missing") == NULL)
+    fail_msg("'%s' does not say '%s' and what is missing", err.text, word);
+  assert_null(engine);
+  assert_int_equal(fake_device_state.live, 0);
+}
+
+/* Too little memory: for the weights, behind them, for the cache that was asked for. Where nothing
+   is asked for, the cache is what fits. */
+static void test_small_device(void **state) {
+  (void)state;
+  const size_t reserve = (size_t)768 << 20;
+  pkv_error err = {0};
+  pkv_engine *engine = NULL;
+  too_small(1000, 0, "the weights need");
+  too_small(reserve, 0, "behind the weights");
+  too_small(reserve + 1000, 0, "behind the weights");
+  too_small(reserve + ((size_t)64 << 20), (int64_t)1 << 20, "a cache of");
+  pkv_engine_options o = device_options();
+  o.cache_tokens = 0;
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.free_bytes = reserve + ((size_t)64 << 20);
+  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  pkv_engine_get_stats(&stats, engine);
+  assert_true(stats.cache_bytes > 0 && stats.cache_bytes <= (size_t)64 << 20);
+  drive_finish(engine);
+}
+
 /* Every call of the device that can fail, one after the other: an error, and nothing is left. */
 static void test_failures(void **state) {
   (void)state;
@@ -355,7 +423,8 @@ int main(void) {
       cmocka_unit_test(test_same_text), cmocka_unit_test(test_same_samples),
       cmocka_unit_test(test_prefill),   cmocka_unit_test(test_preempted),
       cmocka_unit_test(test_forks),     cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_not_finite), cmocka_unit_test(test_lost_copy),
+      cmocka_unit_test(test_packed),    cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_lost_copy), cmocka_unit_test(test_small_device),
       cmocka_unit_test(test_failures),  cmocka_unit_test(test_failing_steps)};
   return cmocka_run_group_tests(tests, open_model, close_model);
 }

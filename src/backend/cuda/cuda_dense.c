@@ -95,7 +95,8 @@ static void dense_graph_destroy(pkv_executor *executor, void *graph) {
 
 /* ---- weights ---- */
 
-static pkv_wtype dense_weight_type(pkv_wtype type, pkv_dtype act) {
+static pkv_wtype dense_weight_type(pkv_executor *executor, pkv_wtype type, pkv_dtype act) {
+  (void)executor;
   (void)type;
   return act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
 }
