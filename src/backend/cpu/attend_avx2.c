@@ -145,7 +145,7 @@ static inline void vf_transpose4(vf out[4], const float *const rows[VL], int32_t
 }
 
 /* A macro: gcc takes a function that only prefetches for one without effect and drops its calls. */
-#define vf_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+#define vf_prefetch(p) _mm_prefetch((const char *)(p), _MM_HINT_T1)
 
 #include "backend/cpu/attend_impl.h"
 

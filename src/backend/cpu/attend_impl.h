@@ -242,10 +242,11 @@ INLINE void pv_step(float *acc, const float *p, int32_t stride, const token_ptr 
 }
 
 /*
- * While K of a tile is used its V is fetched, while V is used K of the next tile: two half tiles
- * are live at any time and stay in the first-level cache. Fetches come in small sequential bursts,
- * a token or an equal share of the tile's tokens before each step: all at once they outnumber the
- * places for them, and line by line across tokens the machine's own prefetchers lose the thread.
+ * While K of a tile is used K of the next tile is fetched, while V is used V of the next: a whole
+ * tile ahead, into the second-level cache (docs/notes/cpu-attention.md). Fetches come in small
+ * sequential bursts, a token or an equal share of the tile's tokens before each step: all at once
+ * they outnumber the places for them, and line by line across tokens the machine's own prefetchers
+ * lose the thread.
  */
 INLINE void pv_rows(float *acc, const float *p, int32_t stride, const token_ptr *v, int32_t lo,
                     int32_t hi, int32_t head_dim, const token_ptr *next, int32_t from,
@@ -490,11 +491,11 @@ static void tile_span(const row_run *runs, int32_t n, int32_t *lo, int32_t *hi) 
 }
 
 typedef struct tile_work {
-  const token_ptr *k, *v, *k_next; /* NULL at the last tile */
+  const token_ptr *k, *v, *k_next, *v_next; /* NULL at the last tile */
   int32_t runs, lo, hi, lines;
 } tile_work;
 
-/* next: pointers of the next tile's K, of which `from` are fetched already; NULL = none. */
+/* next: pointers of the next tile's V, of which `from` are fetched already; NULL = none. */
 static void tile_values(attend_scratch *s, const pkv_cpu_block *b, const row_run *run,
                         const token_ptr *v, pkv_dtype dtype, const token_ptr *next, int32_t from,
                         int32_t lines) {
@@ -531,13 +532,13 @@ static void attend_tile(attend_scratch *s, const pkv_cpu_block *b, const tile_wo
     k = s->rows;
   }
   for (int32_t i = 0; i < w->runs; i++)
-    tile_scores(s, b, &s->runs[i], k, dtype, widen ? NULL : w->v, w->lines);
+    tile_scores(s, b, &s->runs[i], k, dtype, widen ? NULL : w->k_next, w->lines);
   if (widen) {
     widen_tile(s, w->v, w->lo, w->hi, head_dim, stored, w->k_next, w->lines);
     v = s->rows;
   }
-  const token_ptr *next = widen ? NULL : w->k_next;
-  int32_t fetched = 0; /* of the next tile's tokens: two a row during the softmax */
+  const token_ptr *next = widen ? NULL : w->v_next;
+  int32_t fetched = 0; /* of the next tile's values: two a row during the softmax */
   for (int32_t i = 0; i < w->runs; i++) {
     const row_run *run = &s->runs[i];
     int32_t live = 0;
@@ -579,13 +580,15 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
     memset(s->acc, 0, (size_t)b->rows * (size_t)stride * sizeof(float));
   const block_span span = find_span(b);
   if (end > span.some_hi) end = span.some_hi;
+  int64_t ahead = b->until > end ? b->until : end; /* may be fetched, if it lies in the pages */
+  if (ahead > span.some_hi) ahead = span.some_hi;
   int64_t first = begin;
   if (span.some_lo > begin) first += (span.some_lo - begin) / TILE * TILE;
   int at = 0, found = 0; /* found: this tile's pointers are there already */
   for (; first < end; first += TILE, at ^= 1) {
     const int32_t count = (int32_t)(end - first < TILE ? end - first : TILE);
     const int64_t then = first + TILE;
-    tile_work w = {s->k[at], s->v[at], NULL, 0, 0, 0, lines};
+    tile_work w = {s->k[at], s->v[at], NULL, NULL, 0, 0, 0, lines};
     if (first >= span.all_lo && first + count <= span.all_hi) {
       s->runs[0] = (row_run){0, b->rows, 0, count};
       w.runs = 1;
@@ -595,14 +598,15 @@ static void attend_attend(void *scratch, const pkv_cpu_block *b, int64_t begin, 
     tile_span(s->runs, w.runs, &w.lo, &w.hi);
     if (!found && w.runs > 0) find_tokens(s->k[at], s->v[at], b, first, w.lo, w.hi);
     found = 0;
-    if (then < end && w.runs > 0) {
-      const int32_t more = (int32_t)(end - then < TILE ? end - then : TILE);
+    if (then < ahead && w.runs > 0) {
+      const int32_t more = (int32_t)(ahead - then < TILE ? ahead - then : TILE);
       find_tokens(s->k[at ^ 1], s->v[at ^ 1], b, then, 0, more);
       for (int32_t j = more; j < TILE; j++) {
         s->k[at ^ 1][j] = s->k[at ^ 1][more - 1];
         s->v[at ^ 1][j] = s->v[at ^ 1][more - 1];
       }
       w.k_next = s->k[at ^ 1];
+      w.v_next = s->v[at ^ 1];
       found = 1;
     }
     if (w.runs > 0) (wide ? wide_tile : attend_tile)(s, b, &w);

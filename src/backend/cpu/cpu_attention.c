@@ -49,6 +49,7 @@ static pkv_cpu_block block_at(const attention_run *run, const attention_piece *p
   b.group = run->group;
   b.first = first;
   b.rows = (int32_t)min64(PKV_CPU_BLOCK_ROWS, run->states - first);
+  b.until = min64(piece->end * run->plan->unit_tokens, b.seq_len);
   return b;
 }
 

@@ -35,6 +35,7 @@ typedef struct pkv_cpu_block {
   int32_t seq_len;     /* of `row` */
   int32_t group;       /* query heads a KV head */
   int32_t first, rows; /* states, counted from the first of `row` or ranks[0] */
+  int64_t until; /* the caller goes on to this token: what lies before it may be fetched ahead */
 } pkv_cpu_block;
 
 /* Which of its row's query tokens state r of the block is. */

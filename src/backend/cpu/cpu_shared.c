@@ -29,6 +29,7 @@ static pkv_cpu_block block_of(const pkv_attention_params *p, const int32_t *page
   pkv_cpu_block b;
   b.p = p;
   b.pages = pages;
+  b.until = 0;
   b.ranks = NULL;
   b.row = row;
   b.kv_head = kv_head;
