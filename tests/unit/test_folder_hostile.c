@@ -353,6 +353,49 @@ static void test_not_files(void **state) {
   copy_drop(&c);
 }
 
+/* A link is followed, as download caches are made of them; it must lead to a file all the same. */
+static void test_links(void **state) {
+  static const struct {
+    const char *from, *name;
+    int32_t tokenizer_only;
+  } files[] = {{FOLDERS "qwen2", CONFIG, 0},
+               {FOLDERS "qwen2", "model.safetensors", 0},
+               {TOKENIZERS "qwen2", "tokenizer.json", 1}};
+  static const struct {
+    const char *to, *part;
+  } ends[] = {{"/dev/zero", "device, pipe or socket"},
+              {"/dev/null", "device, pipe or socket"},
+              {"..", "a folder"},
+              {"nowhere", "cannot open"},
+              {"itself", "cannot open"},
+              {"pipe", "device, pipe or socket"}};
+  (void)state;
+  for (size_t f = 0; f < sizeof files / sizeof files[0]; f++) {
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+      copy c;
+      pkv_error err = {0};
+      pkv_model *model = NULL;
+      char path[512], pipe[512];
+      const char *const name = files[f].name;
+      const char *const to = strcmp(ends[i].to, "itself") == 0 ? name : ends[i].to;
+      pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+      options.tokenizer_only = files[f].tokenizer_only;
+      copy_make(&c, files[f].from);
+      path_of(path, c.path, name);
+      path_of(pipe, c.path, "pipe");
+      assert_int_equal(mkfifo(pipe, 0600), 0);
+      assert_int_equal(unlink(path), 0);
+      assert_int_equal(symlink(to, path), 0);
+      const pkv_status status = pkv_model_open(&model, c.path, &options, &err);
+      assert_int_equal(unlink(pipe), 0);
+      copy_drop(&c);
+      if (status != PKV_E_IO || strstr(err.text, ends[i].part) == NULL)
+        fail_msg("%s as a link to %s: %s \"%s\", expected \"%s\"", name, to,
+                 pkv_status_name(status), err.text, ends[i].part);
+    }
+  }
+}
+
 /* ---- memory ---- */
 
 static pkv_status open_once(void *ctx, const pkv_allocator *allocator) {
@@ -381,7 +424,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_config),    cmocka_unit_test(test_weights),
       cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_damaged_files),
-      cmocka_unit_test(test_not_files), cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_not_files), cmocka_unit_test(test_links),
+      cmocka_unit_test(test_no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
