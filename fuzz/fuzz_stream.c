@@ -160,6 +160,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   REQUIRE(pieces.dones == (reply.kind != PKV_API_LLAMA) && once.dones == pieces.dones);
   REQUIRE(pieces.text.size == once.text.size &&
           (once.text.size == 0 || memcmp(pieces.text.data, once.text.data, once.text.size) == 0));
+  if (!json_equal(pieces.calls, once.calls)) {
+    (void)json_dumpf(pieces.calls, stderr, 0);
+    (void)json_dumpf(once.calls, stderr, 0);
+  }
   REQUIRE(json_equal(pieces.calls, once.calls));
   forget(&pieces);
   forget(&once);

@@ -331,9 +331,9 @@ static pkv_status encode_word(encoder *e, const char *word, size_t bytes, pkv_er
 
 /* Text without special tokens in it. */
 static pkv_status encode_plain(encoder *e, size_t from, size_t to, pkv_error *err) {
+  if (from == to) return PKV_OK; /* there may be no text at all */
   const char *text = e->text + from;
   size_t size = to - from;
-  if (from == to) return PKV_OK;
   if (e->t->nfc) {
     pkv_buffer_clear(&e->normal);
     PKV_TRY(pkv_nfc(&e->normal, text, size, err));

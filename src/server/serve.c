@@ -269,6 +269,8 @@ static void stop(pkv_server *server) {
   }
   if (server->daemon != NULL) {
     (void)MHD_run(server->daemon);
+    const MHD_socket fd = MHD_quiesce_daemon(server->daemon); /* when it was not before */
+    if (fd != MHD_INVALID_SOCKET) (void)close(fd);
     MHD_stop_daemon(server->daemon);
   }
   pkv_text_worker_destroy(server->texts);

@@ -86,12 +86,27 @@ static void tell_name(pkv_tool_news *news, pkv_tool_parser *p) {
                               "type", "function", "function", "name", p->name, "arguments", ""));
 }
 
-static void tell_arguments(pkv_tool_news *news, pkv_tool_parser *p) {
-  if (p->arguments.size > 0 && !muted(p))
+/* Of `size` bytes of the arguments. */
+static void tell_some(pkv_tool_news *news, pkv_tool_parser *p, size_t size) {
+  if (size == 0) return;
+  if (!muted(p))
     (void)json_array_append_new(news->deltas,
                                 json_pack("{s:i, s:{s:s%}}", "index", (int)p->calls - 1, "function",
-                                          "arguments", p->arguments.data, p->arguments.size));
-  pkv_buffer_clear(&p->arguments);
+                                          "arguments", p->arguments.data, size));
+  memmove(p->arguments.data, p->arguments.data + size, p->arguments.size - size + 1);
+  p->arguments.size -= size;
+}
+
+static void tell_arguments(pkv_tool_news *news, pkv_tool_parser *p) {
+  tell_some(news, p, p->arguments.size);
+}
+
+/* Of arguments that go on: blanks behind them may be the last of them, which are not told. */
+static void tell_begun(pkv_tool_news *news, pkv_tool_parser *p) {
+  size_t size = p->arguments.size;
+  while (p->depth == 1 && size > 0 && is_blank(p->arguments.data[size - 1]))
+    size--;
+  tell_some(news, p, size);
 }
 
 /* --- one call ------------------------------------------------------------------------------ */
@@ -99,7 +114,7 @@ static void tell_arguments(pkv_tool_news *news, pkv_tool_parser *p) {
 static void begin_call(pkv_tool_parser *p) {
   p->mode = CALL;
   p->depth = 0;
-  p->quoted = p->escaped = p->in_value = p->named = p->text_value = p->argued = false;
+  p->quoted = p->escaped = p->in_value = p->named = p->text_value = p->argued = p->begun = false;
   p->key[0] = p->name[0] = '\0'; /* what is held before it is text if it is no call */
   pkv_buffer_clear(&p->arguments);
 }
@@ -143,7 +158,7 @@ static pkv_status end_value(pkv_tool_news *news, pkv_tool_parser *p) {
     if (p->text_value) PKV_TRY(spell_out(p));
     if (p->named) tell_arguments(news, p);
   }
-  p->in_value = false;
+  p->in_value = p->begun = false;
   p->key[0] = '\0';
   return PKV_OK;
 }
@@ -153,8 +168,9 @@ static pkv_status see_byte(pkv_tool_news *news, pkv_tool_parser *p, char c) {
   const bool arguments = is_arguments(p);
   const bool ends = !p->quoted && p->depth == 1 && (c == ',' || c == '}');
   if (ends) PKV_TRY(end_value(news, p));
-  if (arguments && !ends && (p->arguments.size > 0 || !is_blank(c) || p->depth > 1)) {
-    if (p->depth == 1 && p->arguments.size == 0) p->text_value = c == '"';
+  if (arguments && !ends && (p->begun || !is_blank(c))) {
+    if (!p->begun) p->text_value = c == '"';
+    p->begun = true;
     PKV_TRY(pkv_buffer_append(&p->arguments, &c, 1, NULL));
   }
   if (p->quoted) {
@@ -270,7 +286,7 @@ pkv_status pkv_tool_parser_feed(pkv_tool_news *news, pkv_tool_parser *parser, co
             : p->mode == BETWEEN ? feed_between(news, p, c)
                                  : feed_call(news, p, c));
   }
-  if (p->mode == CALL && p->named && is_arguments(p) && !p->text_value) tell_arguments(news, p);
+  if (p->mode == CALL && p->named && is_arguments(p) && !p->text_value) tell_begun(news, p);
   return PKV_OK;
 }
 

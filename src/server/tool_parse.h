@@ -16,6 +16,7 @@ typedef struct pkv_tool_parser {
   int depth, marks;       /* of the call's object; strings that begin at depth 1 */
   size_t word_at;         /* in `held`: where the latest string begins */
   bool quoted, escaped, in_value, named, text_value, argued;
+  bool begun; /* of the arguments, a byte that is not blank was seen */
   char key[16], name[PKV_TOOL_NAME + 1];
   int32_t calls;   /* told so far */
   bool wrote;      /* content that is not blank */
