@@ -388,7 +388,8 @@ def one_round(bench, results, cells, number, args, twin):
                     q4_0.setdefault((model, side), {}).update(got[side])
     # Ours on the given file against theirs on the twin, where both were measured.
     ours, theirs = q4_0.get((args.model, "pkv"), {}), q4_0.get((twin, "peer"), {})
-    results.compare(args.model, twin, ours, theirs)
+    if twin != args.model:
+        results.compare(args.model, twin, ours, theirs)
 
 
 def table(results):
