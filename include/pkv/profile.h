@@ -31,15 +31,18 @@ typedef enum pkv_cost_feature {
   PKV_COST_LAUNCHES = 1, /* launches beyond the first */
   PKV_COST_BYTES = 2,    /* MB (10^6) of K and V that are read, a bucket's padding included */
   PKV_COST_RAMP = 3,     /* the first 32 MB of them: a short read does not reach full speed */
-  /* KB of the busiest slot: for each launch the longest task, or an even share and a tail */
+  /* KB of a slot, summed over launches: its even share, and what is read when the last task of rows
+     in order ends, as a root of squares; shared: of the longest part */
   PKV_COST_SPAN = 4,
   PKV_COST_WAVES = 5,  /* rounds of tasks over the slots, summed over launches, less one each */
   PKV_COST_TASKS = 6,  /* thousands of tasks */
   PKV_COST_STATES = 7, /* MB of partial states */
-  PKV_COST_MERGES = 8, /* thousands of (row, KV head) with more than one state */
-  PKV_COST_FILL = 9,   /* MB of K and V that whole tiles hold beyond the last token */
-  PKV_COST_ROWS = 10,  /* rows */
-  PKV_COST_WORK = 11,  /* shared: MB of K and V as if each row read its own: the arithmetic */
+  /* states beyond 4 of the deepest merge of each launch, since merges run side by side; shared:
+     thousands of (node, KV head) */
+  PKV_COST_MERGES = 8,
+  PKV_COST_FILL = 9,  /* MB of K and V that whole tiles hold beyond the last token */
+  PKV_COST_ROWS = 10, /* rows */
+  PKV_COST_WORK = 11, /* shared: MB of K and V as if each row read its own: the arithmetic */
   PKV_COST_FEATURES = 12
 } pkv_cost_feature;
 

@@ -100,7 +100,7 @@ pkv_status calibrate_points_open(calibrate_points *out, const char *path, const 
   pkv_buffer text;
   char head[512];
   memset(out, 0, sizeof *out);
-  const int size = snprintf(head, sizeof head, "pkv-points 1 %s\n", setup);
+  const int size = snprintf(head, sizeof head, "pkv-points 2 %s\n", setup);
   PKV_CHECK(err, size > 0 && (size_t)size < sizeof head, PKV_E_RANGE, "setup is too long");
   size_t good = (size_t)size;
   pkv_buffer_init(&text, FILE_LIMIT, NULL);

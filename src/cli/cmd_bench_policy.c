@@ -468,8 +468,8 @@ const pkv_command pkv_command_bench_policy = {
         "rows, and asks each policy which it would have taken. Regret is what the choice took over "
         "what the fastest route took in the same run, less one; a layer counts its attention and "
         "its share of the plan. Twice: among the seed's routes with FlashInfer, and among all.\n\n"
-        "--profile must come from pkv calibrate on this device. Its seed and numbers of rows are "
-        "others than those here, but for single rows.",
+        "--profile must come from pkv calibrate on this device, whose seed and numbers of rows are "
+        "others than those here.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(policy_options),

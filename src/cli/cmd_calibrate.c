@@ -233,7 +233,7 @@ const pkv_command pkv_command_calibrate = {
     .name = "calibrate",
     .summary = "measure this device and fit the policy's cost model",
     .details =
-        "Times every route over batches drawn with seed 20260622: five mixes of lengths, 1 to 96 "
+        "Times every route over batches drawn with seed 20260622: five mixes of lengths, 3 to 96 "
         "rows, some with prefixes that rows share. Then a cost model is fitted to each route by "
         "non-negative least squares of relative errors, and the profile is written: coefficients, "
         "how far the fit is off on average and at worst, device, driver, version and date.\n\n"

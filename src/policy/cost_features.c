@@ -7,6 +7,7 @@
  */
 #include "policy/cost.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "policy/seed_rule.h"
@@ -17,6 +18,7 @@
 /* Blocks a multiprocessor that FlashInfer's planners count on. */
 #define TENSOR_BLOCKS 2
 #define CORE_BLOCKS   4
+#define QUICK_STATES  4 /* states of a merge that are read side by side */
 
 static const char *const names[PKV_COST_FEATURES] = {"one",    "launches", "bytes", "ramp",
                                                      "span",   "waves",    "tasks", "states",
@@ -50,26 +52,45 @@ static int64_t seen_tokens(const pkv_policy_batch *batch, int32_t row) {
   return batch->shape->window > 0 && window < length ? window : length;
 }
 
+/* Tasks of one launch, as they are handed out: rows in order. */
+typedef struct launch {
+  int64_t slots, tasks;
+  double tokens, end; /* of all tasks; when the last of them ends, in tokens of one slot */
+} launch;
+
 /*
- * A launch of `tasks` tasks that walk `tokens` in all, the longest `longest` of them. Where tasks
- * queue for slots and differ, half of what the longest has over the mean comes on top of the even
- * share: a long one may start late.
+ * `tasks` more of `length` tokens. The last of them starts when a slot is free: what came before
+ * spread over the slots, less half a task, since the slots do not come free together.
  */
-static void add_launch(const tally *t, int64_t tasks, int64_t tokens, int64_t longest) {
-  double span = (double)tokens / (double)t->slots;
-  if (tasks > t->slots && (double)longest * (double)tasks > (double)tokens)
-    span += ((double)longest - (double)tokens / (double)tasks) / 2;
-  if ((double)longest > span) span = (double)longest;
-  t->f[PKV_COST_SPAN] += span * (double)t->token_bytes * 1e-3;
-  t->f[PKV_COST_TASKS] += (double)tasks * 1e-3;
-  if (tasks > t->slots) t->f[PKV_COST_WAVES] += (double)(div_up(tasks, t->slots) - 1);
+static void add_tasks(launch *l, int64_t tasks, int64_t length) {
+  if (tasks <= 0) return;
+  const int64_t before = l->tasks + tasks - 1;
+  const double work = l->tokens + (double)(tasks - 1) * (double)length;
+  double start = 0;
+  if (before >= l->slots) start = work / (double)l->slots - work / (double)before / 2;
+  if (start < 0) start = 0;
+  if (start + (double)length > l->end) l->end = start + (double)length;
+  l->tasks += tasks;
+  l->tokens += (double)tasks * (double)length;
 }
 
-static void add_states(const tally *t, double segments, double states) {
+/* The even share and the end count as a root of squares: slots that run on alone run faster. */
+static void add_launch(const tally *t, const launch *l) {
+  const double even = l->tokens / (double)l->slots;
+  t->f[PKV_COST_SPAN] += hypot(even, l->end > even ? l->end : even) * (double)t->token_bytes * 1e-3;
+  t->f[PKV_COST_TASKS] += (double)l->tasks * 1e-3;
+  if (l->tasks > l->slots) t->f[PKV_COST_WAVES] += (double)(div_up(l->tasks, l->slots) - 1);
+}
+
+/* A merge that folds `deepest` states; merges of other rows run beside it. */
+static void add_merge(const tally *t, int64_t deepest) {
+  if (deepest > QUICK_STATES) t->f[PKV_COST_MERGES] += (double)(deepest - QUICK_STATES);
+}
+
+static void add_states(const tally *t, double states) {
   const pkv_shape *shape = t->batch->shape;
   const double group = (double)shape->query_heads / shape->kv_heads * shape->q_len;
   t->f[PKV_COST_STATES] += states * group * (shape->head_dim + 2) * 4e-6;
-  t->f[PKV_COST_MERGES] += segments * 1e-3;
 }
 
 /* The seed's routes: rows of one launch are those whose bucket is `bucket`; 0 = all rows. */
@@ -77,7 +98,8 @@ static void add_seed_launch(const tally *t, int32_t kind, int32_t splits, int64_
                             int64_t bucket) {
   const pkv_policy_batch *b = t->batch;
   const int64_t heads = b->shape->kv_heads;
-  int64_t tasks = 0, tokens = 0, longest = 0;
+  launch l = {.slots = t->slots};
+  int64_t deepest = 0;
   for (int32_t row = 0; row < b->rows; row++) {
     int64_t seen = seen_tokens(b, row);
     if (round > 0 && div_up(b->seq_len[row], round) != bucket) continue;
@@ -92,15 +114,15 @@ static void add_seed_launch(const tally *t, int32_t kind, int32_t splits, int64_
                                : splits;
     const int64_t used = wanted < tiles ? wanted : tiles;
     const int64_t task = used > 0 ? div_up(tiles, used) * PKV_SEED_TILE_TOKENS : 0;
-    tasks += used * heads;
-    tokens += seen * heads;
-    if (task > longest) longest = task;
+    add_tasks(&l, used * heads, task);
+    if (wanted > 1 && wanted > deepest) deepest = wanted;
     if (used > 0 && kind != PKV_ROUTE_BUCKET_PADDED)
       t->f[PKV_COST_FILL] +=
           (double)((tiles * PKV_SEED_TILE_TOKENS - seen) * heads * t->token_bytes) * 1e-6;
-    add_states(t, (double)(heads * (wanted > 1)), (double)(wanted * heads));
+    add_states(t, (double)(wanted * heads));
   }
-  add_launch(t, tasks, tokens, longest);
+  add_launch(t, &l);
+  add_merge(t, deepest);
   t->f[PKV_COST_LAUNCHES] += 2;
 }
 
@@ -136,8 +158,12 @@ static void balanced_features(const tally *t, int64_t parts) {
   const double cuts = used > 0 ? (double)(used - 1) : 0, segments = (double)b->rows * (double)heads;
   const double merges = cuts < segments ? cuts : segments;
   t->f[PKV_COST_FILL] += (double)((tiles * PKV_TILE_TOKENS - tokens) * t->token_bytes) * 1e-6;
-  add_launch(t, used, tokens, used > 0 ? div_up(tiles, used) * PKV_TILE_TOKENS : 0);
-  add_states(t, merges, cuts + merges);
+  launch l = {.slots = t->slots};
+  const int64_t part = used > 0 ? div_up(tiles, used) : 1;
+  add_tasks(&l, used, part * PKV_TILE_TOKENS);
+  add_launch(t, &l);
+  add_merge(t, used > 1 ? div_up(div_up(b->longest, PKV_TILE_TOKENS), part) + 1 : 0);
+  add_states(t, cuts + merges);
 }
 
 /* Chunks of all rows together. */
@@ -152,7 +178,8 @@ static void flashinfer_features(const tally *t, int64_t blocks, int32_t sms) {
   const pkv_policy_batch *b = t->batch;
   const int64_t heads = b->shape->kv_heads, room = blocks * sms / heads;
   const int64_t page = b->shape->page_tokens;
-  int64_t chunk = div_up(b->longest, page) * page, tokens = 0;
+  int64_t chunk = div_up(b->longest, page) * page;
+  launch l = {.slots = blocks * sms};
   if (chunk < page) chunk = page;
   if (b->rows < room) {
     int64_t low = CHUNK_TOKENS / page > 0 ? CHUNK_TOKENS / page : 1, high = chunk / page;
@@ -166,12 +193,16 @@ static void flashinfer_features(const tally *t, int64_t blocks, int32_t sms) {
     chunk = low * page;
   }
   const int64_t chunks = chunks_of(b, chunk);
-  for (int32_t row = 0; row < b->rows; row++)
-    tokens += seen_tokens(b, row) * heads;
-  add_launch(t, chunks * heads, tokens, chunk < b->longest ? chunk : b->longest);
+  for (int32_t row = 0; row < b->rows; row++) {
+    const int64_t seen = seen_tokens(b, row);
+    add_tasks(&l, seen / chunk * heads, chunk);
+    add_tasks(&l, seen % chunk > 0 ? heads : 0, seen % chunk);
+  }
+  add_launch(t, &l);
   if (chunks > b->rows) {
     t->f[PKV_COST_LAUNCHES] += 1;
-    add_states(t, (double)b->rows * (double)heads, (double)(chunks * heads));
+    add_merge(t, div_up(b->longest, chunk));
+    add_states(t, (double)(chunks * heads));
   }
 }
 

@@ -15,7 +15,7 @@
 #include "base/text.h"
 #include "policy/shape.h"
 
-#define HEAD       "pkv-profile 1"
+#define HEAD       "pkv-profile 2"
 #define MOST_WORDS (PKV_COST_FEATURES + 8)
 #define LINE_BYTES 1024
 #define MOST_US    1e12
@@ -306,8 +306,8 @@ pkv_status pkv_profile_parse(pkv_profile *out, pkv_cost_model *model, const char
   PKV_TRY(next_line(&r, err));
   if (r.words != 2 || strcmp(r.word[0], "pkv-profile") != 0)
     return BAD("line 1: not a profile: '" HEAD "' is expected");
-  if (strcmp(r.word[1], "1") != 0)
-    return BAD("line 1: version '%.40s', this library reads 1", r.word[1]);
+  if (strcmp(r.word[1], "2") != 0)
+    return BAD("line 1: version '%.40s', this library reads 2", r.word[1]);
   for (;;) {
     PKV_TRY(next_line(&r, err));
     if (strcmp(r.word[0], "end") == 0) break;

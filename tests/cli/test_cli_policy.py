@@ -4,6 +4,7 @@
 usage: test_cli_policy.py PKV
 """
 import csv
+import glob
 import os
 import shutil
 import signal
@@ -50,9 +51,21 @@ class Policy(unittest.TestCase):
         self.assertIn("24 of 24 batches", err)
         self.assertIn("flashinfer is not in the profile", out)
         lines = read(self.profile).split("\n")
-        self.assertEqual((lines[0], lines[-2]), ("pkv-profile 1", "end"))
+        self.assertEqual((lines[0], lines[-2]), ("pkv-profile 2", "end"))
         for key in ("device", "driver", "library", "date", "cost balanced", "cost split"):
             self.assertTrue(any(line.startswith(key + " ") for line in lines), key)
+
+    def test_fit_and_judge_are_apart(self):
+        """No batch of the fit has as many rows as one that the policies are judged by."""
+        judged = {1, 2, 4, 8, 16, 32, 64}
+        results = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../bench/results")
+        found = glob.glob(os.path.join(results, "*", "*-policy.points"))
+        self.assertTrue(found)
+        for path in [self.profile + ".points", *found]:
+            rows = {int(line.split()[2]) for line in read(path).split("\n") if len(line.split()) > 4
+                    and not line.startswith("pkv-points ")}  # fmt: skip
+            self.assertGreater(len(rows), 5, path)
+            self.assertFalse(rows & judged, path)
 
     def test_goes_on(self):
         """A cut file of points: what is whole is kept, the rest measured again."""
@@ -196,7 +209,13 @@ class Policy(unittest.TestCase):
         self.assertEqual({r["table"] for r in rows}, {"speedup", "counters", "splits", "groups"})
         self.assertIn("v2 policy", {r["route"] for r in rows})
         for r in rows:
-            self.assertGreater(float(r["wall_us"]), 0)  # another clock than attend_us
+            if r["table"] != "counters":
+                self.assertGreater(float(r["wall_us"]), 0)  # another clock than attend_us
+        counters = {r["route"]: (r["launches"], r["states_mib"], r["useful_mib"]) for r in rows
+                    if r["table"] == "counters"}  # fmt: skip
+        self.assertEqual(counters["bucket_exact"], ("16.00", "4.0625", "550.529"))
+        self.assertEqual(counters["workqueue"], ("2.00", "2.5391", "550.529"))
+        self.assertEqual(counters["balanced"][0], "1.00")
         for word in ("published", "B8 zipf", "launches, work queue", "group"):
             self.assertIn(word, out)
         self.assertEqual(pkv("bench", "paper", "other")[0], 2)

@@ -60,11 +60,11 @@ static void test_features_balanced(void **state) {
   near("tasks", f[PKV_COST_TASKS], 10e-3);
   near("waves", f[PKV_COST_WAVES], 0);
   /* 8 heads x (10 + 2) tiles in 10 parts: 10 tiles of 64 tokens, 512 bytes each */
-  near("span", f[PKV_COST_SPAN], 640 * 512e-3);
+  near("span", f[PKV_COST_SPAN], hypot(640, 640) * 512e-3);
   near("fill", f[PKV_COST_FILL], 28 * 4096e-6);
   /* 9 cuts, 9 segments at most cut: 18 states of 4 heads of 130 floats */
   near("states", f[PKV_COST_STATES], 18 * 4 * 520e-6);
-  near("merges", f[PKV_COST_MERGES], 9e-3);
+  near("merges", f[PKV_COST_MERGES], 0); /* at most 2 states each */
   near("rows", f[PKV_COST_ROWS], 2);
 }
 
@@ -80,9 +80,27 @@ static void test_features_buckets(void **state) {
   /* 32 tasks a row of 100: 4 waves; 64 of the others: 7 */
   near("waves", f[PKV_COST_WAVES], 3 + 6);
   near("fill", f[PKV_COST_FILL], 28 * 4096e-6);
-  /* even shares: 100 * 8 / 10 of one launch, where a task of 32 has 7 over the mean; 1280 * 8 / 10
-   * of the other */
-  near("span", f[PKV_COST_SPAN], (80 + 7 / 2.0 + 1024) * 512e-3);
+  near("merges", f[PKV_COST_MERGES], 0); /* 4 states */
+  /* 32 tasks of 32 tokens: 31 before the last, half a task less; then 64 of 160 */
+  near("span", f[PKV_COST_SPAN],
+       (hypot(102.4, 99.2 - 16 + 32) + hypot(1024, 1008 - 80 + 160)) * 512e-3);
+}
+
+/* A long row that comes last sets the end, one that comes first hides behind the others. */
+static void test_features_order(void **state) {
+  const int32_t first[] = {3200, 320, 320, 320}, last[] = {320, 320, 320, 3200}, one[] = {4096};
+  double f[N], g[N];
+  int32_t splits;
+  (void)state;
+  features_of(f, &splits, PKV_ROUTE_SPLIT, 4, first);
+  features_of(g, &splits, PKV_ROUTE_SPLIT, 4, last);
+  assert_int_equal(splits, 8);
+  /* 8 heads x 8 tasks of a row, of 416 or 64 tokens; the last starts behind 192 small and 63 */
+  near("first", f[PKV_COST_SPAN], hypot(3891.2, 3891.2) * 512e-3);
+  near("last", g[PKV_COST_SPAN], hypot(3891.2, 3849.6 - 38496 / 255.0 / 2 + 416) * 512e-3);
+  near("merges", f[PKV_COST_MERGES], 4);
+  features_of(f, &splits, PKV_ROUTE_SPLIT, 1, one);
+  near("merges of one row", f[PKV_COST_MERGES], 32 - 4);
 }
 
 static void test_features_flashinfer(void **state) {
@@ -92,16 +110,16 @@ static void test_features_flashinfer(void **state) {
   (void)state;
   /* room for 10 / 8 = 1 chunk: no split */
   features_of(f, &splits, PKV_ROUTE_FLASHINFER, 1, one);
-  near("span", f[PKV_COST_SPAN], 4096 * 512e-3);
+  near("span", f[PKV_COST_SPAN], hypot(3276.8, 4096) * 512e-3);
   near("launches", f[PKV_COST_LAUNCHES], 0);
   /* on CUDA cores 20 / 8 = 2 chunks of 2048 */
   features_of(f, &splits, PKV_COST_FLASHINFER_CORES, 1, one);
-  near("span", f[PKV_COST_SPAN], (4096 * 8 / 10.0) * 512e-3);
+  near("span", f[PKV_COST_SPAN], hypot(1638.4, 2048) * 512e-3);
   near("launches", f[PKV_COST_LAUNCHES], 1);
   near("tasks", f[PKV_COST_TASKS], 16e-3);
-  /* 4 rows fill the grid: an even share, and half of what the long one has over the mean */
+  /* 4 rows fill the grid: the long one, and the even share of 20 slots */
   features_of(f, &splits, PKV_COST_FLASHINFER_CORES, 4, many);
-  near("span", f[PKV_COST_SPAN], (4144 * 0.8 + (4096 - 4144 / 4.0) / 2) * 512e-3);
+  near("span", f[PKV_COST_SPAN], hypot(1657.6, 4096) * 512e-3);
   near("merges", f[PKV_COST_MERGES], 0);
 }
 
@@ -262,8 +280,8 @@ static void test_profile_hostile(void **state) {
   static const struct {
     const char *from, *to, *why;
   } cases[] = {
-      {"pkv-profile 1", "pkv-profile 2", "version"},
-      {"pkv-profile 1", "{\"a\":1}", "not a profile"},
+      {"pkv-profile 2", "pkv-profile 1", "version"},
+      {"pkv-profile 2", "{\"a\":1}", "not a profile"},
       {"sms 5", "sms 0", "whole number"},
       {"sms 5", "sms 99999999999999999999", "whole number"},
       {"sms 5", "sms 5 5", "words"},
@@ -327,11 +345,17 @@ static void test_profile_mutated(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_features_balanced),   cmocka_unit_test(test_features_buckets),
-      cmocka_unit_test(test_features_flashinfer), cmocka_unit_test(test_features_fused),
-      cmocka_unit_test(test_features_empty),      cmocka_unit_test(test_fit_recovers),
-      cmocka_unit_test(test_fit_stays_positive),  cmocka_unit_test(test_choose),
-      cmocka_unit_test(test_profile_text),        cmocka_unit_test(test_profile_hostile),
+      cmocka_unit_test(test_features_balanced),
+      cmocka_unit_test(test_features_buckets),
+      cmocka_unit_test(test_features_order),
+      cmocka_unit_test(test_features_flashinfer),
+      cmocka_unit_test(test_features_fused),
+      cmocka_unit_test(test_features_empty),
+      cmocka_unit_test(test_fit_recovers),
+      cmocka_unit_test(test_fit_stays_positive),
+      cmocka_unit_test(test_choose),
+      cmocka_unit_test(test_profile_text),
+      cmocka_unit_test(test_profile_hostile),
       cmocka_unit_test(test_profile_mutated),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
