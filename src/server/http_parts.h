@@ -85,6 +85,7 @@ struct pkv_server {
   pkv_connection *connections;
   pkv_http_counters counters;
   int64_t created, started_ns;
+  int64_t looked_ns; /* when news were last looked for unasked */
   uint64_t next_id;
   uint64_t secret; /* of this process: salts cannot be computed outside */
   int32_t longest;

@@ -317,6 +317,15 @@ static void take_phase(pkv_server *server) {
   pkv_notify("READY=1");
 }
 
+/* A write that wakes us can fail: what it would have told is seen a tick later. */
+static void look_unasked(pkv_server *server) {
+  const int64_t now = pkv_clock_ns();
+  if (now - server->looked_ns < TICK_MS * (SECOND / 1000)) return;
+  server->looked_ns = now;
+  take_phase(server);
+  poke_all(server);
+}
+
 /* Waits once and does what there is to do; *signals counts. */
 static void turn(pkv_server *server, int *signals) {
   struct epoll_event events[EVENTS];
@@ -342,6 +351,7 @@ static void turn(pkv_server *server, int *signals) {
       ((pkv_connection *)what)->half = true;
     }
   }
+  look_unasked(server);
   /* In this order: bytes that came while this thread had no processor came in time. */
   (void)MHD_run(server->daemon);
   enforce_times(server);
