@@ -63,6 +63,16 @@ bool bench_schedule_parse(bench_schedule *out, const char *text, size_t bytes) {
   return true;
 }
 
+int32_t bench_schedules_parse(bench_schedule out[PKV_BENCH_SCHEDULES], const char *text) {
+  int32_t count = 0;
+  for (const char *at = text; *at != '\0';) {
+    const size_t bytes = strcspn(at, ",");
+    if (count == PKV_BENCH_SCHEDULES || !bench_schedule_parse(&out[count++], at, bytes)) return 0;
+    at += bytes + (at[bytes] == ',');
+  }
+  return count;
+}
+
 /* --- the clients --------------------------------------------------------------------------- */
 
 static pkv_status give_model(void *user, pkv_model **out, pkv_error *err) {
@@ -193,10 +203,10 @@ static double at_share(const double *sorted, size_t count, double share) {
   return 1e3 * sorted[at > 0 ? at - 1 : 0];
 }
 
-static bench_spread spread_of(double *values, size_t count) {
-  pkv_sort_doubles(values, count);
-  return (bench_spread){at_share(values, count, 0.5), at_share(values, count, 0.9),
-                        at_share(values, count, 0.99)};
+bench_spread bench_spread_of(double *seconds, size_t count) {
+  pkv_sort_doubles(seconds, count);
+  return (bench_spread){at_share(seconds, count, 0.5), at_share(seconds, count, 0.9),
+                        at_share(seconds, count, 0.99)};
 }
 
 static double per(double amount, double by) {
@@ -230,12 +240,12 @@ static void measure(bench_outcome *out, bench_load *l, double *scratch) {
     generated += c->seen;
     good += out->first_s[i] <= w->slo_ttft && tpot <= w->slo_tpot;
   }
-  out->tpot = spread_of(scratch, (size_t)w->requests);
+  out->tpot = bench_spread_of(scratch, (size_t)w->requests);
   for (int32_t i = 0; i < w->requests; i++)
     scratch[i] = (double)(l->clients[i].state.started_ns - l->clients[i].state.arrived_ns) * 1e-9;
-  out->queue = spread_of(scratch, (size_t)w->requests);
-  out->ttft = spread_of(out->first_s, (size_t)w->requests);
-  out->itl = spread_of(l->gaps, l->gap_count);
+  out->queue = bench_spread_of(scratch, (size_t)w->requests);
+  out->ttft = bench_spread_of(out->first_s, (size_t)w->requests);
+  out->itl = bench_spread_of(l->gaps, l->gap_count);
   out->tokens_per_s = per(generated, out->seconds);
   out->requests_per_s = per(w->requests, out->seconds);
   out->goodput = per(good, out->seconds);

@@ -48,6 +48,10 @@ typedef struct bench_outcome {
 
 /* "fcfs", "tree/marginal": an order, and a policy unless that is "always". */
 bool bench_schedule_parse(bench_schedule *out, const char *text, size_t bytes);
+/* Several, separated by commas: how many, or 0 where the list is not such a one. */
+int32_t bench_schedules_parse(bench_schedule out[PKV_BENCH_SCHEDULES], const char *text);
+/* Of seconds, which are sorted. */
+bench_spread bench_spread_of(double *seconds, size_t count);
 /* engine: sizes and types; order, policy, requests and statistics are set here. */
 pkv_status bench_serve_run(bench_outcome *out, pkv_model *model, const pkv_engine_options *engine,
                            const bench_schedule *schedule, const bench_workload *workload,

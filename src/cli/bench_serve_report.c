@@ -28,7 +28,7 @@ static void text(FILE *f, const char *words) {
 static void head(FILE *f, const bench_report *r) {
   const bench_workload *const w = r->workload;
   (void)fputs("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n"
-              "<title>pkv bench serve</title>\n<style>\n"
+              "<title>Orders of admission</title>\n<style>\n"
               "body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; "
               "padding: 0 1em; color: #222 }\n"
               "table { border-collapse: collapse; margin: 1em 0 }\n"
@@ -64,12 +64,15 @@ static void table(FILE *f, const bench_report *r) {
               f);
   for (int32_t i = 0; i < r->count; i++) {
     const bench_outcome *const o = &r->outcomes[i];
-    (void)fprintf(f,
-                  "<tr><td>%s<td>%.2f<td>%.1f<td>%.2f<td>%.0f, %.0f, %.0f<td>%.1f, %.1f<td>%.1f"
-                  "<td>%.0f<td>%.1f<td>%.2f<td>%.0f %%</tr>\n",
+    (void)fprintf(f, "<tr><td>%s<td>%.2f<td>%.1f<td>%.2f<td>%.0f, %.0f, %.0f<td>%.1f, %.1f<td>%.1f",
                   r->schedules[i].name, o->seconds, o->tokens_per_s, o->goodput, o->ttft.p50,
-                  o->ttft.p90, o->ttft.p99, o->tpot.p50, o->tpot.p90, o->itl.p99, o->queue.p50,
-                  o->mean_rows, o->kv_mb_a_token, 100.0 * o->reused);
+                  o->ttft.p90, o->ttft.p99, o->tpot.p50, o->tpot.p90, o->itl.p99);
+    if (o->queue.p50 >= 0.0)
+      (void)fprintf(f, "<td>%.0f", o->queue.p50);
+    else
+      (void)fputs("<td>-", f);
+    (void)fprintf(f, "<td>%.1f<td>%.2f<td>%.0f %%</tr>\n", o->mean_rows, o->kv_mb_a_token,
+                  100.0 * o->reused);
   }
   (void)fputs("</table>\n", f);
 }

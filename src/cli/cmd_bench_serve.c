@@ -60,16 +60,6 @@ typedef struct bench_serve {
   json_t *rows;
 } bench_serve;
 
-static bool parse_schedules(bench_serve *b) {
-  for (const char *at = b->o->schedules; *at != '\0';) {
-    const size_t bytes = strcspn(at, ",");
-    if (b->count == PKV_BENCH_SCHEDULES) return false;
-    if (!bench_schedule_parse(&b->schedules[b->count++], at, bytes)) return false;
-    at += bytes + (at[bytes] == ',');
-  }
-  return b->count > 0;
-}
-
 static void set_engine(bench_serve *b) {
   const bench_serve_options *const o = b->o;
   const pkv_engine_options init = PKV_ENGINE_OPTIONS_INIT;
@@ -226,7 +216,8 @@ static int run(const pkv_cli *cli, const void *opaque) {
   }
   b->cli = cli;
   b->o = o;
-  const int code = parse_schedules(b)
+  b->count = bench_schedules_parse(b->schedules, o->schedules);
+  const int code = b->count > 0
                        ? run_all(b)
                        : pkv_cli_usage(cli,
                                        "--schedules is '%s'; it takes 1 to %d, separated by "

@@ -8,8 +8,10 @@
 
 #include "base/clock.h"
 #include "base/sort.h"
+#include "cli/bench_figures.h"
 #include "cli/commands.h"
 #include "cli/demo_requests.h"
+#include "cli/demo_serve.h"
 #include "cli/terminal.h"
 #include "server/text_stream.h"
 
@@ -17,9 +19,11 @@
 #define INDENT       4
 /* Prompt tokens in a step: half the default, so that answers and bars move more often. */
 #define DEMO_CHUNK 256
+/* Of the server's batch. */
+#define SERVED_ROWS 8
 
 typedef struct demo_options {
-  const char *model;
+  const char *model, *schedules, *report;
   int32_t requests, groups, tokens, prefix, show, threads, json;
 } demo_options;
 
@@ -33,6 +37,11 @@ static const pkv_option options_table[] = {
     PKV_INT(demo_options, prefix, 0, "prefix", "N", "1200", 16, 100000,
             "tokens of each document that the prompts start with"),
     PKV_INT(demo_options, show, 0, "show", "N", "4", 0, PKV_DEMO_REQUESTS, "answers to print"),
+    PKV_TEXT(demo_options, schedules, 's', "schedules", "LIST", "fcfs,tree/marginal",
+             "orders of admission that the server is run in afterwards; tree/marginal is Feather; "
+             "empty = none"),
+    PKV_TEXT(demo_options, report, 0, "report", "FILE", "pkv-demo.html",
+             "page with plots of these runs; empty = none"),
     PKV_INT(demo_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_FLAG(demo_options, json, 0, "json", "print one JSON object at the end"),
 };
@@ -59,6 +68,12 @@ typedef struct demo {
   int64_t prompt_tokens, begin_ns;
   double total_s;
   bool interrupted;
+  pkv_engine_stats stats; /* when all is answered */
+  /* The server in several orders of admission. */
+  bench_schedule schedules[PKV_BENCH_SCHEDULES];
+  bench_outcome outcomes[PKV_BENCH_SCHEDULES];
+  bench_workload workload;
+  int32_t schedule_count;
 } demo;
 
 /* Leading tokens that two prompts have in common. */
@@ -183,6 +198,7 @@ static pkv_status generate(demo *d, pkv_error *err) {
     show_progress(d, false);
   }
   d->total_s = elapsed(d);
+  pkv_engine_get_stats(&d->stats, d->engine);
   show_progress(d, true);
   pkv_terminal_clear(&d->terminal);
   return PKV_OK;
@@ -224,8 +240,7 @@ static void print_routes(const pkv_engine_stats *s) {
 }
 
 static void print_table(const demo *d) {
-  pkv_engine_stats s = PKV_ENGINE_STATS_INIT;
-  pkv_engine_get_stats(&s, d->engine);
+  const pkv_engine_stats s = d->stats;
   const double kib = per((double)s.cache_bytes, (double)s.pages_total) / 1024.0;
   (void)printf("\n%-24s %d, questions about %d documents\n", "requests", d->count,
                (int)(d->options->groups < d->count ? d->options->groups : d->count));
@@ -248,6 +263,113 @@ static void print_table(const demo *d) {
   print_routes(&s);
 }
 
+/* --- the server, once in each order -------------------------------------------------------- */
+
+static void show_serving(void *user, double share, double seconds) {
+  demo *const d = user;
+  char note[64];
+  const pkv_bar bar = {"answers", share};
+  if (d->options->json) return;
+  (void)snprintf(note, sizeof note, "%.0f s", seconds);
+  pkv_terminal_bars(&d->terminal, &bar, 1, note, false);
+}
+
+/* A batch of few rows, and a cache for two documents: who is admitted next decides what is shared
+   and what is computed again. */
+static pkv_engine_options serving_engine(demo *d) {
+  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
+  const int32_t groups = d->options->groups;
+  int64_t common = INT64_MAX, longest = 0;
+  for (int i = 0; i < d->count; i++) {
+    const pkv_tokens *const prompt = &d->requests[i].prompt;
+    const size_t same = i >= groups ? common_tokens(prompt, &d->requests[i % groups].prompt) : 0;
+    if (i >= groups && (int64_t)same < common) common = (int64_t)same;
+    if ((int64_t)prompt->count > longest) longest = (int64_t)prompt->count;
+  }
+  if (common == INT64_MAX) common = 0; /* nobody shares */
+  const int64_t own = longest - common, page = o.page_tokens;
+  d->workload = (bench_workload){
+      d->count, groups, (int32_t)common, (int32_t)own, d->options->tokens, 0.0, 2.0, 0.2, 0};
+  o.threads = d->options->threads;
+  o.max_rows = d->count < SERVED_ROWS ? d->count : SERVED_ROWS;
+  o.max_seq_len = (int32_t)longest + d->options->tokens;
+  o.cache_tokens = 2 * (common + page) + o.max_rows * (own + d->options->tokens + 4 * page);
+  if (o.cache_tokens < o.max_seq_len + 4 * page) o.cache_tokens = o.max_seq_len + 4 * page;
+  return o;
+}
+
+static pkv_status serve_all(demo *d, pkv_error *err) {
+  if (d->schedule_count == 0 || d->interrupted) return PKV_OK;
+  const pkv_engine_options engine = serving_engine(d);
+  const pkv_demo_load load = {
+      d->requests,  d->count, d->options->tokens, d->workload.slo_ttft, d->workload.slo_tpot,
+      show_serving, d};
+  pkv_engine_destroy(d->engine); /* its cache would stand beside the server's */
+  d->engine = NULL;
+  for (int32_t i = 0; i < d->schedule_count; i++) {
+    const pkv_status status =
+        pkv_demo_serve(&d->outcomes[i], d->model, &engine, &d->schedules[i], &load, err);
+    pkv_terminal_clear(&d->terminal);
+    d->interrupted = pkv_cli_interrupted() != 0;
+    if (d->interrupted) return PKV_OK;
+    PKV_TRY(status);
+    if (d->options->json) continue;
+    const bench_outcome *const r = &d->outcomes[i];
+    if (i == 0)
+      pkv_terminal_line(&d->terminal,
+                        "\nThe same questions to the server, %d at a time, with room for two "
+                        "documents, by order of\nadmission (first tokens in s)\n%-15s %8s %9s %8s "
+                        "%8s %10s %9s %8s",
+                        (int)engine.max_rows, "", "s", "tokens/s", "median", "90 %", "prompts",
+                        "KV MB a", "reused");
+    pkv_terminal_line(&d->terminal, "%-15s %8.2f %9.1f %8.2f %8.2f %10lld %9.2f %6.0f %%",
+                      d->schedules[i].name, r->seconds, r->tokens_per_s, r->ttft.p50 * 1e-3,
+                      r->ttft.p90 * 1e-3, (long long)r->prefill_tokens, r->kv_mb_a_token,
+                      100.0 * r->reused);
+  }
+  return PKV_OK;
+}
+
+static pkv_status write_report(const demo *d, pkv_error *err) {
+  const char *const path = d->options->report;
+  pkv_buffer command;
+  if (d->schedule_count == 0 || d->interrupted || path[0] == '\0') return PKV_OK;
+  pkv_model_info info = PKV_MODEL_INFO_INIT;
+  pkv_model_get_info(&info, d->model);
+  pkv_buffer_init(&command, 4096, NULL);
+  pkv_status status = pkv_buffer_append(&command, "pkv ", 4, err);
+  if (status == PKV_OK) status = pkv_options_text(&command, d->cli->command, d->options, "", err);
+  FILE *const file = status == PKV_OK ? fopen(path, "w") : NULL;
+  if (status == PKV_OK && file == NULL) status = PKV_FAIL(err, PKV_E_IO, "cannot open %s", path);
+  if (file != NULL) {
+    bench_model_run about;
+    bench_model_describe(&about, "auto", d->options->model);
+    const bench_report report = {info.name,    command.data, about.run.device, &d->workload,
+                                 d->schedules, d->outcomes,  d->schedule_count};
+    bench_serve_report(file, &report);
+    const bool bad = ferror(file) != 0;
+    if (fclose(file) != 0 || bad) status = PKV_FAIL(err, PKV_E_IO, "cannot write %s", path);
+  }
+  pkv_buffer_deinit(&command);
+  if (status == PKV_OK && !d->options->json) (void)printf("\nPlots: %s\n", path);
+  return status;
+}
+
+static json_t *schedules_json(const demo *d) {
+  json_t *const list = json_array();
+  for (int32_t i = 0; i < d->schedule_count; i++) {
+    const bench_outcome *const r = &d->outcomes[i];
+    (void)json_array_append_new(
+        list, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I}", "schedule",
+                        d->schedules[i].name, "seconds", r->seconds, "tokens_per_s",
+                        r->tokens_per_s, "first_token_ms_p50", r->ttft.p50, "first_token_ms_p90",
+                        r->ttft.p90, "decode_rows", r->mean_rows, "kv_mb_a_token", r->kv_mb_a_token,
+                        "prompt_reused", r->reused, "prefill_tokens", (json_int_t)r->prefill_tokens,
+                        "preemptions", (json_int_t)r->preemptions));
+  }
+  return list;
+}
+
 static json_t *answers_json(const demo *d) {
   json_t *const list = json_array();
   for (int i = 0; i < d->count; i++) {
@@ -264,8 +386,7 @@ static json_t *answers_json(const demo *d) {
 }
 
 static int print_json(const demo *d) {
-  pkv_engine_stats s = PKV_ENGINE_STATS_INIT;
-  pkv_engine_get_stats(&s, d->engine);
+  const pkv_engine_stats s = d->stats;
   json_t *const routes = json_object();
   for (int r = PKV_ROUTE_BUCKET_EXACT; r <= PKV_ROUTE_SHARED; r++)
     (void)json_object_set_new(routes, pkv_route_name((pkv_route)r),
@@ -273,7 +394,7 @@ static int print_json(const demo *d) {
   return pkv_cli_json(
       d->cli,
       json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, "
-                "s:I, s:I, s:o, s:o}",
+                "s:I, s:I, s:o, s:o, s:o}",
                 "requests", d->count, "groups", (int)d->options->groups, "prompt_tokens",
                 (json_int_t)s.prompt_tokens, "prompt_tokens_reused",
                 (json_int_t)s.prompt_tokens_reused, "prefill_tokens", (json_int_t)s.prefill_tokens,
@@ -286,7 +407,7 @@ static int print_json(const demo *d) {
                 "prefix_pages_reused", (json_int_t)s.prefix_pages_reused, "preemptions",
                 (json_int_t)s.preemptions, "steps", (json_int_t)s.steps, "shared_steps",
                 (json_int_t)s.shared_steps, "kv_bytes_per_token", routes, "answers",
-                answers_json(d)));
+                answers_json(d), "schedules", schedules_json(d)));
 }
 
 static pkv_status work(demo *d, pkv_error *err) {
@@ -317,6 +438,13 @@ static int run(const pkv_cli *cli, const void *opaque) {
   const demo_options *const options = opaque;
   pkv_error err = {PKV_OK, "", ""};
   int code = PKV_EXIT_OK;
+  bench_schedule schedules[PKV_BENCH_SCHEDULES];
+  const int32_t schedule_count = bench_schedules_parse(schedules, options->schedules);
+  if (schedule_count == 0 && options->schedules[0] != '\0')
+    return pkv_cli_usage(cli,
+                         "--schedules is '%s'; it takes up to %d, separated by commas, of tree, "
+                         "fcfs, priority, cht, lpm, dfs-weight, each alone or as ORDER/POLICY",
+                         options->schedules, PKV_BENCH_SCHEDULES);
   const pkv_allocator memory = pkv_allocator_default();
   demo *const d = pkv_alloc_zeroed(&memory, 1, sizeof *d);
   if (d == NULL) {
@@ -326,17 +454,21 @@ static int run(const pkv_cli *cli, const void *opaque) {
   d->cli = cli;
   d->options = options;
   d->count = (int)options->requests;
+  memcpy(d->schedules, schedules, sizeof schedules);
+  d->schedule_count = schedule_count;
   pkv_terminal_init(&d->terminal);
-  const pkv_status status = work(d, &err);
+  d->stats = (pkv_engine_stats)PKV_ENGINE_STATS_INIT;
+  pkv_status status = work(d, &err);
   pkv_terminal_clear(&d->terminal);
+  if (status == PKV_OK && !d->interrupted && !options->json) print_table(d);
+  if (status == PKV_OK) status = serve_all(d, &err);
+  if (status == PKV_OK) status = write_report(d, &err);
   if (status != PKV_OK)
     code = pkv_cli_fail(cli, &err);
   else if (d->interrupted)
     code = PKV_EXIT_INTERRUPTED;
   else if (options->json)
     code = print_json(d);
-  else
-    print_table(d);
   pkv_engine_destroy(d->engine);
   for (int i = 0; i < d->count; i++)
     pkv_text_stream_deinit(&d->answers[i].stream);
@@ -351,8 +483,10 @@ const pkv_command pkv_command_demo = {
     .summary = "Answer many questions about a few documents at once",
     .details = "Takes licence texts that every Debian system has, asks different questions about "
                "each, and decodes all answers together from one paged cache. Questions about the "
-               "same document share its pages, and attention reads them once for all. Ends with a "
-               "table of what was measured.",
+               "same document share its pages, and attention reads them once for all. Then the "
+               "same questions go to the HTTP server, which runs in this process, once in each of "
+               "--schedules: who is admitted next decides what requests share. Ends with tables "
+               "of what was measured, and a page of plots.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(demo_options),

@@ -478,10 +478,28 @@ class Run(unittest.TestCase):
         child.stderr.close()
 
     def test_demo(self):
-        args = ["demo", "-m", MODEL, "-r", "6", "-g", "2", "-n", "6", "--prefix", "560"]
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        report = os.path.join(folder.name, "demo.html")
+        args = ["demo", "-m", MODEL, "-r", "6", "-g", "2", "-n", "6", "--prefix", "560",
+                "--report", report]
         code, out, err = pkv(*args, "--json")
         self.assertEqual(code, 0, err)
         result = json.loads(out)
+        # The server answered all of it, in both orders.
+        self.assertEqual([s["schedule"] for s in result["schedules"]],
+                         ["fcfs", "tree/marginal"])
+        for s in result["schedules"]:
+            self.assertGreater(s["seconds"], s["first_token_ms_p90"] * 1e-3)
+            self.assertLess(s["prefill_tokens"], result["prompt_tokens"])
+            self.assertGreater(s["prompt_reused"], 0.3)
+        with open(report, encoding="utf-8") as page:
+            text = page.read()
+        for words in ("tree/marginal", "<svg", "<code>pkv demo", "Tokens a second"):
+            self.assertIn(words, text)
+        self.assertNotIn("http://", text.replace("http://www.w3.org", ""))
+        args = args[:-2] + ["--schedules", "", "--report", ""]
+        self.assertEqual(pkv(*args[:-3], "best", "--json")[0], 2)
         self.assertEqual(len(result["answers"]), 6)
         self.assertEqual(result["pages_in_use"], 0)
         self.assertEqual(result["prefill_tokens"] + result["prompt_tokens_reused"],
