@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/status.h"
+#include "kv/pool.h"
 
 /* Routes whose plans a step may build for decoding rows. */
 static const pkv_route decode_routes[] = {
@@ -85,7 +86,12 @@ static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_
   c->seq_len = pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows, sizeof *c->seq_len);
   c->table =
       pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows * (size_t)e->max_pages, sizeof *c->table);
-  PKV_CHECK(err, c->seq_len != NULL && c->table != NULL, PKV_E_NOMEM,
+  if (q_len == 1) {
+    c->held = pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows, sizeof *c->held);
+    c->changed = pkv_alloc_zeroed(&e->allocator, (size_t)c->max_rows, sizeof *c->changed);
+  }
+  const bool noted = q_len > 1 || (c->held != NULL && c->changed != NULL);
+  PKV_CHECK(err, c->seq_len != NULL && c->table != NULL && noted, PKV_E_NOMEM,
             "no memory for the plans of rows of %d tokens", (int)q_len);
   return PKV_OK;
 }
@@ -164,6 +170,8 @@ void pkv_batch_destroy(pkv_engine *engine) {
     pkv_free(a, c->plan, c->plan_bytes);
     pkv_free(a, c->local_plan, c->local_plan_bytes);
     pkv_free(a, c->seq_len, (size_t)c->max_rows * sizeof *c->seq_len);
+    pkv_free(a, c->held, (size_t)c->max_rows * sizeof *c->held);
+    pkv_free(a, c->changed, (size_t)c->max_rows * sizeof *c->changed);
     pkv_free(a, c->table, (size_t)c->max_rows * (size_t)e->max_pages * sizeof *c->table);
   }
   pkv_free(a, e->stats_plan, e->stats_plan_bytes);
@@ -190,6 +198,24 @@ static bool needs_logits(const pkv_seq *s, int32_t position) {
   return s->scoring && position + 1 < s->prompt && position + 1 >= s->echoed;
 }
 
+/* The row's pages, where they are not there already: hundreds a row, of which one changes now and
+   then. A row of one token is the last of its request: all pages are copied. */
+static void copy_table(const pkv_engine *e, pkv_q_class *c, int32_t row, int32_t length) {
+  const uint32_t change = pkv_table_change(e->table, row);
+  if (c->held != NULL) {
+    c->changed[c->rows] = c->held[c->rows] != change;
+    c->held[c->rows] = change;
+    if (!c->changed[c->rows]) return;
+  }
+  memcpy(c->table + (size_t)c->rows * (size_t)e->max_pages, pkv_table_row(e->table, row),
+         (size_t)pkv_pages_for(e, length) * sizeof *c->table);
+}
+
+void pkv_batch_forget(pkv_engine *engine) {
+  pkv_q_class *const c = &engine->classes[0];
+  if (c->held != NULL) memset(c->held, 0, (size_t)c->max_rows * sizeof *c->held);
+}
+
 /* Adds tokens [first, first + q_len) of a request as one row of a class. */
 static pkv_status add_row(pkv_engine *e, pkv_q_class *c, int32_t slot, int32_t first,
                           pkv_error *err) {
@@ -197,8 +223,7 @@ static pkv_status add_row(pkv_engine *e, pkv_q_class *c, int32_t slot, int32_t f
   const int32_t q_len = c->shape.q_len, length = first + q_len;
   PKV_CHECK(err, c->rows < c->max_rows && e->tokens + q_len <= e->max_tokens, PKV_E_INTERNAL,
             "the batch has no room for row %d of %d tokens", (int)c->rows, (int)q_len);
-  memcpy(c->table + (size_t)c->rows * (size_t)e->max_pages, pkv_table_row(e->table, s->row),
-         (size_t)pkv_pages_for(e, length) * sizeof *c->table);
+  copy_table(e, c, s->row, length);
   c->seq_len[c->rows++] = length;
   PKV_TRY(pkv_table_slots(e->slots + e->tokens, e->table, s->row, first, q_len, err));
   for (int32_t i = 0; i < q_len; i++) {
@@ -320,6 +345,7 @@ static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv
     describe_group(e, c, g);
   else
     PKV_TRY(plan_group(e, c, g, err));
+  g->changed = c->changed;
   g->block_table = c->table;
   g->block_table_stride = e->max_pages;
   g->max_pages = e->max_pages;

@@ -61,15 +61,15 @@ typedef struct pkv_seq {
   int32_t follow_pages; /* what it will take over, by now ... */
   int32_t leader;       /* ... from whoever is in this slot; -1 = not one alone */
   int64_t leader_order;
-  int32_t bypasses;     /* how often a later one started before it */
-  bool forgotten;       /* the scheduler does not know it any more: cancelled while waiting */
-  bool held;            /* waits, and the scheduler is not to pick it: paused */
-  int32_t prompt;       /* tokens of the prompt */
-  int32_t known;        /* tokens there are: prompt and generated */
-  int32_t computed;     /* tokens whose K and V are in the cache */
-  int32_t planned;      /* tokens this step computes */
-  int32_t limit;        /* known at most */
-  int32_t echoed;       /* prompt tokens whose events were written */
+  int32_t bypasses; /* how often a later one started before it */
+  bool forgotten;   /* the scheduler does not know it any more: cancelled while waiting */
+  bool held;        /* waits, and the scheduler is not to pick it: paused */
+  int32_t prompt;   /* tokens of the prompt */
+  int32_t known;    /* tokens there are: prompt and generated */
+  int32_t computed; /* tokens whose K and V are in the cache */
+  int32_t planned;  /* tokens this step computes */
+  int32_t limit;    /* known at most */
+  int32_t echoed;   /* prompt tokens whose events were written */
   bool echo, scoring, logprobs, ignore_end, cancelled, counted, paused;
   int32_t top_logprobs, min_tokens, cached_tokens, preemptions, priority;
   pkv_sampling sampling;
@@ -98,6 +98,10 @@ typedef struct pkv_q_class {
   int32_t max_rows, rows;
   int32_t *seq_len; /* [max_rows] */
   int32_t *table;   /* [max_rows, max_pages]: copies of the block table's rows */
+  /* Of decoding rows, [max_rows], else NULL: which change of the block table a copy is, 0 = none;
+     whether it is another one since the last step. */
+  uint32_t *held;
+  uint8_t *changed;
   void *plan;
   size_t plan_bytes;
   /* Of local layers, where a request may be longer than their window. */
@@ -259,6 +263,8 @@ pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_err
 void pkv_batch_destroy(pkv_engine *engine);
 /* Lays the planned tokens out and builds the plans. */
 pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err);
+/* After a failed step: nobody may rely on having seen what it laid out. */
+void pkv_batch_forget(pkv_engine *engine);
 /* Adds what each route would have read for the decoding rows to the statistics. */
 pkv_status pkv_batch_count_routes(pkv_engine *engine, pkv_error *err);
 

@@ -200,6 +200,7 @@ static pkv_status forward(pkv_engine *e, pkv_error *err) {
 
 /* After a failure: rows back to what is really computed, so that the step can be tried again. */
 static void roll_back(pkv_engine *e) {
+  pkv_batch_forget(e);
   for (int32_t i = 0; i < e->running_count; i++) {
     pkv_seq *const s = &e->seqs[e->running[i]];
     s->planned = 0;

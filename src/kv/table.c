@@ -14,6 +14,8 @@ struct pkv_table {
   int32_t rows, max_pages, page_tokens;
   int32_t *pages;   /* [rows, max_pages]; -1 past a row's last page */
   int32_t *seq_len; /* [rows] */
+  uint32_t changes; /* of any row's pages ... */
+  uint32_t *change; /* ... and the last one's number, [rows] */
 };
 
 static size_t entries(const pkv_table *t) {
@@ -32,6 +34,7 @@ static void table_free(pkv_table *t) {
   const pkv_allocator a = t->allocator;
   pkv_free(&a, t->pages, entries(t) * sizeof *t->pages);
   pkv_free(&a, t->seq_len, (size_t)t->rows * sizeof *t->seq_len);
+  pkv_free(&a, t->change, (size_t)t->rows * sizeof *t->change);
   pkv_free(&a, t, sizeof *t);
 }
 
@@ -52,7 +55,8 @@ pkv_status pkv_table_create(pkv_table **out, pkv_pool *pool, int32_t rows, int32
   t->page_tokens = pool->caches[0].page_tokens;
   t->pages = pkv_alloc(&a, entries(t) * sizeof *t->pages);
   if (t->pages != NULL) t->seq_len = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *t->seq_len);
-  if (t->pages == NULL || t->seq_len == NULL) {
+  if (t->seq_len != NULL) t->change = pkv_alloc_zeroed(&a, (size_t)rows, sizeof *t->change);
+  if (t->change == NULL) {
     table_free(t);
     return PKV_FAIL(err, PKV_E_NOMEM, "no memory for %d rows of %d pages", rows, max_pages);
   }
@@ -62,9 +66,18 @@ pkv_status pkv_table_create(pkv_table **out, pkv_pool *pool, int32_t rows, int32
   return PKV_OK;
 }
 
+static void note_change(pkv_table *t, int32_t row) {
+  t->change[row] = ++t->changes;
+}
+
+uint32_t pkv_table_change(const pkv_table *table, int32_t row) {
+  return table->change[row];
+}
+
 /* Releases the row's pages from number `keep` on, last first: taken again, they come in order. */
 static void drop_pages(pkv_table *t, int32_t row, int32_t keep) {
   int32_t *pages = row_pages(t, row);
+  if (pages_for(t, t->seq_len[row]) > keep) note_change(t, row);
   for (int32_t i = pages_for(t, t->seq_len[row]); i-- > keep;) {
     pkv_pool_drop(t->pool, pages[i]);
     pages[i] = -1;
@@ -119,6 +132,7 @@ pkv_status pkv_table_extend(pkv_table *table, int32_t row, int32_t tokens, pkv_e
     pkv_pool_drop(pool, pages[have - 1]);
     pages[have - 1] = page;
   }
+  if (copy || need > have) note_change(table, row);
   pkv_pool_take(pages + have, pool, need - have);
   table->seq_len[row] = (int32_t)length;
   return PKV_OK;
@@ -137,6 +151,7 @@ pkv_status pkv_table_truncate(pkv_table *table, int32_t row, int32_t tokens, pkv
 static void adopt(pkv_table *t, int32_t row, const int32_t *pages, int32_t count, int32_t tokens) {
   if (count > 0) memcpy(row_pages(t, row), pages, (size_t)count * sizeof *pages);
   t->seq_len[row] = tokens;
+  note_change(t, row);
 }
 
 pkv_status pkv_table_fork(pkv_table *table, int32_t dst, int32_t src, int32_t tokens,

@@ -242,9 +242,11 @@ static pkv_status send_table(pkv_device_forward *f, int index, int32_t row, cons
 static pkv_status send_rows(pkv_device_forward *f, const pkv_forward_group *g, int index,
                             pkv_error *err) {
   memcpy(f->host.seq_len[index], g->seq_len, (size_t)g->rows * sizeof *g->seq_len);
-  for (int32_t r = 0; r < g->rows; r++)
-    PKV_TRY(
-        send_table(f, index, r, g->block_table + r * g->block_table_stride, g->seq_len[r], err));
+  for (int32_t r = 0; r < g->rows; r++) {
+    const int32_t *table = g->block_table + r * g->block_table_stride;
+    if (g->changed != NULL && g->changed[r] == 0) continue;
+    PKV_TRY(send_table(f, index, r, table, g->seq_len[r], err));
+  }
   return PKV_OK;
 }
 

@@ -53,6 +53,7 @@ typedef struct pkv_forward_group {
   int32_t rows, q_len;
   const int32_t *seq_len; /* [rows] */
   bool shares;
+  const uint8_t *changed; /* [rows]: 0: its table is what it was in the batch before; NULL: any */
 } pkv_forward_group;
 
 typedef struct pkv_forward_batch {
