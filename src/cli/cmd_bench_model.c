@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "cli/bench_decode.h"
 #include "cli/bench_figures.h"
+#include "cli/bench_llama_tables.h"
 #include "cli/prompt_text.h"
 
 #define MAX_LIST   16
@@ -22,7 +23,7 @@
 typedef struct bench_model_options {
   const char *model, *random, *prompts, *depths, *parallel, *csv, *commit;
   int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device;
-  int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json;
+  int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json, llama;
   int64_t seed;
 } bench_model_options;
 
@@ -68,6 +69,8 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
     PKV_TEXT(O, commit, 0, "commit", "TEXT", "unknown", "commit to name in the CSV"),
     PKV_FLAG(O, json, 0, "json", "print one JSON object instead of the table"),
+    PKV_FLAG(O, llama, 0, "llama-tables",
+             "print the tables of llama-bench and llama-batched-bench instead"),
 };
 #undef O
 
@@ -80,6 +83,7 @@ typedef struct bench_model {
   const bench_model_options *o;
   int_list prompts, depths, parallel;
   pkv_model *model;
+  pkv_model_info info;
   bench_subject subject;
   bench_model_run run;
   FILE *csv;
@@ -113,7 +117,7 @@ static bool parse_list(int_list *out, const char *text, int32_t highest, bool no
 static pkv_status give(bench_model *b, const bench_figure *figure, pkv_error *err) {
   if (b->rows != NULL)
     (void)json_array_append_new(b->rows, bench_figures_json(figure));
-  else
+  else if (!b->o->llama)
     bench_figures_row(figure);
   PKV_CHECK(err, b->csv == NULL || bench_figures_csv(b->csv, &b->run, figure), PKV_E_IO,
             "cannot write %s", b->o->csv);
@@ -129,19 +133,26 @@ static bool fits(bench_model *b, int64_t tokens, const char *what, int32_t value
   return false;
 }
 
+/* A cell of one sequence. */
+static pkv_status give_single(bench_model *b, const bench_figure *figure, pkv_error *err) {
+  const char *const backend = b->o->device == PKV_DEVICE_CUDA ? "CUDA" : "CPU";
+  if (b->o->llama) bench_llama_row(&b->run, backend, &b->info, figure);
+  return give(b, figure, err);
+}
+
 static pkv_status run_single(bench_model *b, pkv_error *err) {
   bench_figure figure;
   for (int32_t i = 0; i < b->prompts.count; i++) {
     const int32_t prompt = b->prompts.value[i];
     if (!fits(b, (int64_t)prompt + 1, "--prompt", prompt)) continue;
     PKV_TRY(bench_prefill(&figure, &b->subject, prompt, err));
-    PKV_TRY(give(b, &figure, err));
+    PKV_TRY(give_single(b, &figure, err));
   }
   for (int32_t i = 0; i < b->depths.count && b->o->generate > 0; i++) {
     const int32_t depth = b->depths.value[i];
     if (!fits(b, (int64_t)depth + b->o->generate + 2, "--depth", depth)) continue;
     PKV_TRY(bench_generate(&figure, &b->subject, b->o->generate, depth, err));
-    PKV_TRY(give(b, &figure, err));
+    PKV_TRY(give_single(b, &figure, err));
   }
   return PKV_OK;
 }
@@ -154,6 +165,7 @@ static pkv_status run_parallel(bench_model *b, pkv_error *err) {
                                b->o->shared ? 1 : b->o->groups, b->o->suffix};
     if (!fits(b, bench_crowd_longest(&crowd, &b->subject), "--parallel", sequences)) continue;
     PKV_TRY(bench_together(figures, &b->subject, &crowd, err));
+    if (b->o->llama) bench_llama_batched_row(&crowd, figures);
     PKV_TRY(give(b, &figures[0], err));
     PKV_TRY(give(b, &figures[1], err));
   }
@@ -162,7 +174,8 @@ static pkv_status run_parallel(bench_model *b, pkv_error *err) {
 
 static pkv_status run_start(bench_model *b, pkv_error *err) {
   bench_figure figures[2];
-  if (b->o->no_start || b->o->random != NULL || b->o->device != PKV_DEVICE_CPU) return PKV_OK;
+  if (b->o->no_start || b->o->llama || b->o->random != NULL || b->o->device != PKV_DEVICE_CPU)
+    return PKV_OK;
   PKV_TRY(bench_start(figures, b->o->model, b->o->threads, b->o->repeats, err));
   PKV_TRY(give(b, &figures[0], err));
   return give(b, &figures[1], err);
@@ -170,7 +183,6 @@ static pkv_status run_start(bench_model *b, pkv_error *err) {
 
 static pkv_status open_model(bench_model *b, pkv_error *err) {
   const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
-  pkv_model_info info = PKV_MODEL_INFO_INIT;
   pkv_executor_options executor_options = PKV_EXECUTOR_OPTIONS_INIT;
   pkv_executor *executor = NULL;
   const bool cuda = b->o->device == PKV_DEVICE_CUDA;
@@ -178,10 +190,11 @@ static pkv_status open_model(bench_model *b, pkv_error *err) {
     PKV_TRY(pkv_model_open_random(&b->model, b->o->random, cuda, &model_options, err));
   else
     PKV_TRY(pkv_model_open_named(&b->model, b->o->model, &model_options, err));
-  pkv_model_get_info(&info, b->model);
+  b->info = (pkv_model_info)PKV_MODEL_INFO_INIT;
+  pkv_model_get_info(&b->info, b->model);
   b->subject.model = b->model;
-  b->subject.vocab = info.vocab;
-  b->subject.context = info.context;
+  b->subject.vocab = b->info.vocab;
+  b->subject.context = b->info.context;
   executor_options.isa = (pkv_isa)b->o->isa;
   PKV_TRY(pkv_executor_create(&executor, &executor_options, err));
   bench_model_describe(&b->run, cuda ? "cuda" : pkv_isa_name(pkv_executor_isa(executor)),
@@ -192,9 +205,13 @@ static pkv_status open_model(bench_model *b, pkv_error *err) {
 
 static pkv_status work(bench_model *b, pkv_error *err) {
   PKV_TRY(open_model(b, err));
-  if (b->rows == NULL) bench_figures_head(&b->run);
+  if (b->o->llama)
+    bench_llama_head();
+  else if (b->rows == NULL)
+    bench_figures_head(&b->run);
   PKV_TRY(run_start(b, err));
   PKV_TRY(run_single(b, err));
+  if (b->o->llama && b->parallel.count > 0) bench_llama_batched_head();
   return run_parallel(b, err);
 }
 
@@ -232,7 +249,7 @@ static int finish(bench_model *b, pkv_status status, const pkv_error *err) {
                           "threads", (int)b->run.threads, "kv_dtype", b->run.kv_dtype,
                           "activations", b->run.activations, "peak_memory_mb", peak, "skipped",
                           (int)b->skipped, "rows", b->rows));
-  } else {
+  } else if (!b->o->llama) {
     (void)printf("\nmost memory of this process: %.0f MB\n", peak);
   }
   if (b->csv != NULL && fclose(b->csv) != 0 && code == PKV_EXIT_OK) {
@@ -260,6 +277,8 @@ static int run(const pkv_cli *cli, const void *options) {
   if (!parse_list(&b.parallel, b.o->parallel, MAX_ROWS, true))
     return pkv_cli_usage(cli, "--parallel is '%s'; it takes counts up to %d like 1,8",
                          b.o->parallel, MAX_ROWS);
+  if (b.o->json && b.o->llama)
+    return pkv_cli_usage(cli, "--json and --llama-tables exclude each other");
   set_up(&b);
   if (b.o->csv != NULL && (b.csv = fopen(b.o->csv, "ae")) == NULL) {
     pkv_cli_error(cli, "cannot open %s", b.o->csv);

@@ -451,9 +451,31 @@ class Run(unittest.TestCase):
                              cells + ["pp20", "pp33x2s", "tg2x2s", "pp33x3s", "tg2x3s"])
             self.assertTrue(all(len(line) == 17 and len(line[-1].split()) == 3
                                 for line in lines[1:]))
+        self.bench_model_tables()
         code, out, err = pkv("bench", "model", "-m", "/nonexistent")
         self.assertEqual((code, out), (1, b""))
         self.assertIn("/nonexistent", err)
+
+    def bench_model_tables(self):
+        """The forms of llama-bench and llama-batched-bench, for what parses those."""
+        args = ["bench", "model", "-m", MODEL, "-r", "2", "-t", "1", "-p", "20", "-n", "3", "-d",
+                "0,40", "--npp", "33", "--ntg", "2", "--parallel", "2"]
+        code, out, err = pkv(*args, "--llama-tables", "--shared-prompt")
+        self.assertEqual((code, err), (0, ""))
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+                for line in out.decode().splitlines() if line]
+        self.assertEqual([len(row) for row in rows], [7] * 5 + [10] * 3)
+        self.assertEqual([row[5] for row in rows[2:5]], ["pp20", "tg3", "tg3 @ d40"])
+        self.assertRegex(rows[2][6], r"^\d+\.\d\d ± \d+\.\d\d$")
+        pp, tg, sequences, kept, t_pp, s_pp, t_tg, s_tg, t_all, s_all = map(float, rows[-1])
+        self.assertEqual((pp, tg, sequences, kept), (33, 2, 2, 33 + 2 * 2))
+        self.assertAlmostEqual(t_pp, 33 / s_pp, delta=0.002)
+        self.assertAlmostEqual(t_tg, 4 / s_tg, delta=0.002)
+        self.assertAlmostEqual(t_all, t_pp + t_tg, delta=0.002)
+        self.assertAlmostEqual(s_all, kept / t_all, delta=0.05 * s_all)
+        code, out, err = pkv(*args, "--llama-tables", "--json")
+        self.assertEqual(code, 2)
+        self.assertIn("--llama-tables", err)
 
     def test_interrupt(self):
         child = subprocess.Popen([PKV, "run", "-m", MODEL, "-p", "Count to a thousand: one, two,",
