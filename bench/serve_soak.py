@@ -36,7 +36,7 @@ def make_requests(count):
 
 class Soak:
     def __init__(self, args):
-        self.args, self.requests = args, make_requests(24)
+        self.args, self.requests = args, make_requests(args.requests)
         self.wanted, self.counts, self.wrong, self.samples = [], {}, [], []
         self.process = subprocess.Popen(
             [args.pkv, "serve", args.model, "--port", "0", "--ctx", "1024", "--rows",
@@ -187,8 +187,12 @@ def main():
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--cache", type=int, default=8192, help="tokens: the smaller, the fuller")
     parser.add_argument("--slope", type=float, default=1.0, help="MiB an hour that are allowed")
+    parser.add_argument("--requests", type=int, default=24, help="different ones")
     parser.add_argument("--csv")
     args = parser.parse_args()
+    if not os.access(args.model, os.R_OK):
+        print("the model is not there")
+        return 77
     soak = Soak(args)
     try:
         text = asyncio.run(soak.run())
