@@ -117,7 +117,8 @@ function(pkv_shared name)
     "$<BUILD_INTERFACE:-Wl,--whole-archive${whole},--no-whole-archive>"
     "$<BUILD_INTERFACE:${arg_LIBRARIES}>" Threads::Threads m)
   target_link_options(${name}_shared PRIVATE
-    -Wl,--version-script=${script} -Wl,-Bsymbolic-functions -Wl,-z,defs -Wl,--as-needed)
+    -Wl,--version-script=${script} -Wl,-Bsymbolic-functions -Wl,-z,defs -Wl,--as-needed
+    ${pkv_hardened})
 endfunction()
 
 # The command `pkv` from the given rooms; <target>_parts are its objects, which tests link as well.
@@ -130,6 +131,7 @@ function(pkv_command target)
   target_link_libraries(${target}_parts PRIVATE ${libraries})
   add_executable(${target} $<TARGET_OBJECTS:${target}_parts>)
   set_target_properties(${target} PROPERTIES OUTPUT_NAME pkv)
+  target_link_options(${target} PRIVATE ${pkv_hardened})
   target_link_libraries(${target} PRIVATE ${libraries})
 endfunction()
 

@@ -1,6 +1,8 @@
 # Flags of every target of ours. No -march=native, no -ffast-math: masks and NaN must mean
 # something.
 add_library(pkv_flags INTERFACE)
+# What users run: tables of addresses are read-only once it has started, the stack holds no code.
+set(pkv_hardened -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack)
 set(pkv_c_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes -Werror
   -fno-math-errno -ffp-contract=off)
 if(PKV_PYTHON_PACKAGE)
