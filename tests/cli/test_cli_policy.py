@@ -6,6 +6,7 @@ usage: test_cli_policy.py PKV
 import csv
 import glob
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -110,6 +111,22 @@ class Policy(unittest.TestCase):
         self.assertTrue(read(points).startswith(kept))
         self.assertEqual(done_batches(points), 24)
         self.assertTrue(read(out).startswith("pkv-profile "))
+
+    def test_full_disk(self):
+        """A write that fails ends the run with its reason; what is whole is taken over."""
+        def limit():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (5120, 5120))
+
+        out = os.path.join(self.folder.name, "full.profile")
+        run = subprocess.run([PKV, "calibrate", "--out", out, *SMALL], capture_output=True,
+                             timeout=300, check=False, preexec_fn=limit)  # fmt: skip
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("cannot write the points: File too large", run.stderr.decode())
+        whole = done_batches(out + ".points")
+        code, _, err = pkv("calibrate", "--out", out, *SMALL)
+        self.assertEqual(code, 0, err)
+        self.assertIn("%d batches taken over" % whole, err)
 
     def test_only_fits(self):
         """With all points there: the same profile again, but for the date; or a clear error."""
