@@ -172,9 +172,10 @@ typedef struct pkv_dense_ops {
   pkv_status (*graph_launch)(pkv_executor *executor, void *graph, void *stream, pkv_error *err);
   void (*graph_destroy)(pkv_executor *executor, void *graph);
 
-  /* The type that a matrix of this type has on the device: its own where kernels take it, else
-     act's (dequantised on the way). */
-  pkv_wtype (*weight_type)(pkv_executor *executor, pkv_wtype type, pkv_dtype act);
+  /* The type that a matrix of this type has on the device: its own where kernels take it and are
+     the fastest for products of up to `rows` rows, else act's (dequantised on the way). rows 0: its
+     own where kernels take it at all. */
+  pkv_wtype (*weight_type)(pkv_executor *executor, pkv_wtype type, pkv_dtype act, int32_t rows);
   /* Bytes of such a matrix on the device. */
   size_t (*weight_bytes)(const pkv_weight *w);
   /* Fills rows first .. of the device's matrix w with `host`, of w's type and k. Synchronises. May

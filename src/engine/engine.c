@@ -73,7 +73,6 @@ static pkv_status default_cache(pkv_engine *e, pkv_error *err) {
 static pkv_status resolve_options(pkv_engine *e, pkv_error *err) {
   pkv_engine_options *const o = &e->options;
   o->page_tokens = or_default(o->page_tokens, DEFAULT_PAGE);
-  o->max_rows = or_default(o->max_rows, DEFAULT_ROWS);
   o->max_requests = or_default(o->max_requests, DEFAULT_REQUESTS);
   o->prefill_chunk =
       or_default(o->prefill_chunk, e->weights != NULL ? DEVICE_CHUNK : DEFAULT_CHUNK);
@@ -167,6 +166,7 @@ static pkv_status create_executor(pkv_engine *e, pkv_error *err) {
 static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   pkv_forward_options forward = {0};
   if (e->executor == NULL) PKV_TRY(create_executor(e, err));
+  e->options.max_rows = or_default(e->options.max_rows, DEFAULT_ROWS);
   if (e->options.device != PKV_DEVICE_CPU) PKV_TRY(pkv_engine_device_begin(e, err));
   PKV_TRY(resolve_options(e, err));
   PKV_TRY(find_ends(e, err));

@@ -41,7 +41,8 @@ static pkv_status check_options(const pkv_engine *e, pkv_error *err) {
 
 pkv_status pkv_engine_device_begin(pkv_engine *e, pkv_error *err) {
   PKV_TRY(check_options(e, err));
-  PKV_TRY(pkv_device_weights_create(&e->weights, e->model, e->executor, &e->allocator, err));
+  PKV_TRY(pkv_device_weights_create(&e->weights, e->model, e->executor, e->options.max_rows,
+                                    &e->allocator, err));
   if (e->options.kv_dtype != PKV_DTYPE_FP8_E4M3) e->options.kv_dtype = e->weights->act;
   return PKV_OK;
 }

@@ -139,7 +139,7 @@ static pkv_status fill_rows(uploader *u, const pkv_weight *to, int64_t first,
 }
 
 static pkv_wtype type_of(const uploader *u, const pkv_weight *w) {
-  return u->w->executor->dense->weight_type(u->w->executor, w->type, u->w->act);
+  return u->w->executor->dense->weight_type(u->w->executor, w->type, u->w->act, u->w->rows);
 }
 
 /* Several matrices of the same k under each other; of different types: in the activations'. */
@@ -262,7 +262,13 @@ static void free_host(uploader *u) {
 
 static pkv_status upload(pkv_device_weights *w, const pkv_model *m, pkv_error *err) {
   uploader u = {.w = w, .m = m, .err = err};
+  size_t have = 0;
   PKV_TRY(put_all(&u, false));
+  PKV_TRY(w->executor->dense->free_bytes(&have, w->executor, err));
+  if (u.at > have) { /* as small as it can be, then */
+    w->rows = 0;
+    PKV_TRY(put_all(&u, false));
+  }
   PKV_TRY(check_room(w, u.at, err));
   PKV_TRY(w->executor->device_ops->alloc(&w->memory, w->executor, u.at, err));
   w->bytes = u.at;
@@ -274,8 +280,8 @@ static pkv_status upload(pkv_device_weights *w, const pkv_model *m, pkv_error *e
 }
 
 pkv_status pkv_device_weights_create(pkv_device_weights **out, const pkv_model *model,
-                                     pkv_executor *executor, const pkv_allocator *allocator,
-                                     pkv_error *err) {
+                                     pkv_executor *executor, int32_t rows,
+                                     const pkv_allocator *allocator, pkv_error *err) {
   *out = NULL;
   PKV_CHECK(err, model->layers, PKV_E_STATE, "the model was opened for its tokenizer only");
   PKV_CHECK(err, executor->device_ops && executor->dense, PKV_E_INVALID,
@@ -289,6 +295,7 @@ pkv_status pkv_device_weights_create(pkv_device_weights **out, const pkv_model *
   w->allocator = a;
   w->executor = executor;
   w->act = act_of(model);
+  w->rows = rows;
   w->layer_count = model->hp.layers;
   w->layers = pkv_alloc_zeroed(&a, (size_t)w->layer_count, sizeof *w->layers);
   pkv_status status =

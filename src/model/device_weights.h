@@ -27,12 +27,15 @@ typedef struct pkv_device_weights {
   const double *frequency; /* [tables, rope_dim / 2] */
   pkv_device_layer *layers;
   int32_t layer_count;
+  int32_t rows; /* as weight_type takes it */
 } pkv_device_weights;
 
-/* E_NOMEM says how much is missing. The model may be closed afterwards. */
+/* rows: that decode together at most. Quantised weights are written out where that makes their
+   steps faster and there is room. E_NOMEM says how much is missing. The model may be closed
+   afterwards. */
 pkv_status pkv_device_weights_create(pkv_device_weights **out, const pkv_model *model,
-                                     pkv_executor *executor, const pkv_allocator *allocator,
-                                     pkv_error *err);
+                                     pkv_executor *executor, int32_t rows,
+                                     const pkv_allocator *allocator, pkv_error *err);
 /* Bytes that are free on the device now. */
 pkv_status pkv_device_weights_room(size_t *bytes, const pkv_device_weights *weights,
                                    pkv_error *err);

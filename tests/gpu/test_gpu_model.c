@@ -123,8 +123,9 @@ static void test_small_models(void **state) {
   (void)state;
   static const struct {
     int32_t heads, kv_heads, head_dim;
-    uint32_t type;
-  } shapes[] = {{9, 3, 64, 1}, {8, 2, 128, 30}, {4, 4, 64, 8}, {6, 2, 96, 1}};
+    uint32_t type, v_type;
+  } shapes[] = {{9, 3, 64, 1, 0}, {8, 2, 128, 30, 0}, {4, 4, 64, 8, 0},
+                {6, 2, 96, 1, 0}, {8, 2, 64, 12, 8},  {9, 3, 64, 3, 0}};
   NEED_GPU();
   for (size_t i = 0; i < COUNT(shapes); i++) {
     small_llama t = SMALL_LLAMA_INIT;
@@ -132,12 +133,13 @@ static void test_small_models(void **state) {
     char what[64];
     pkv_model *model = NULL;
     t.layers = 3;
-    t.width = 256;
+    t.width = 256; /* a super-block of Q4_K */
     t.feed_forward = 512;
     t.query_heads = shapes[i].heads;
     t.kv_heads = shapes[i].kv_heads;
     t.head_dim = shapes[i].head_dim;
     t.weight_type = shapes[i].type;
+    t.v_type = shapes[i].v_type;
     t.context = 512;
     t.vocab = 512;
     t.seed = 3 + i;

@@ -18,10 +18,12 @@
 
 #include <cmocka.h>
 
+#include "backend/cuda/dense_launchers.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "gpu/gpu_case.h"
 #include "model/device_forward_parts.h"
+#include "support/weight_blocks.h"
 
 #define ROWS     64
 #define PAGE     16
@@ -38,6 +40,9 @@ static const char config[] =
     " \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\","
     " \"tie_word_embeddings\": false}";
 
+/* Rows of random weights that packed matrices are made of, again and again. */
+#define MADE 64
+
 typedef struct bench {
   pkv_model *model;
   pkv_device_weights *weights;
@@ -47,6 +52,8 @@ typedef struct bench {
   int32_t *pages; /* [PAGES], permuted */
   int32_t *table; /* [ROWS, max_pages] */
   int32_t max_pages;
+  size_t read_bytes; /* of weights in a step */
+  void *packed;
 } bench;
 
 static void open_model(bench *b) {
@@ -57,6 +64,10 @@ static void open_model(bench *b) {
   (void)close(file);
   OK(pkv_model_open_random(&b->model, path, 1, NULL, err));
   (void)unlink(path);
+}
+
+static void open_weights(bench *b) {
+  OK(pkv_device_weights_create(&b->weights, b->model, gpu, ROWS, NULL, err));
 }
 
 static void open_forward(bench *b) {
@@ -71,7 +82,6 @@ static void open_forward(bench *b) {
   o.max_pages = b->max_pages;
   o.sampled_vocab = b->model->hp.vocab;
   o.kv_dtype = PKV_DTYPE_BF16;
-  OK(pkv_device_weights_create(&b->weights, b->model, gpu, NULL, err));
   OK(pkv_device_forward_create(&b->forward, b->model, b->weights, &o, err));
 }
 
@@ -121,7 +131,9 @@ static void multiply(const bench *b, const pkv_weight *w, int32_t m, const void 
                                .x = x,
                                .x_stride = w->k,
                                .y = y,
-                               .y_stride = gate ? w->n / 2 : w->n,
+                               .y_stride = gate                 ? w->n / 2
+                                           : y == b->forward->x ? w->n
+                                                                : b->forward->qkv_width,
                                .y_f32 = adds,
                                .accumulate = adds,
                                .gate = gate,
@@ -134,6 +146,9 @@ static void put_products(const bench *b, int32_t m) {
   for (int32_t i = 0; i < b->weights->layer_count; i++) {
     const pkv_device_layer *l = &b->weights->layers[i];
     multiply(b, &l->qkv, m, f->normed, f->qkv, false, PKV_DENSE_NO_GATE);
+    if (l->qkv_rest.n > 0)
+      multiply(b, &l->qkv_rest, m, f->normed, (uint16_t *)f->qkv + l->qkv.n, false,
+               PKV_DENSE_NO_GATE);
     multiply(b, &l->o, m, f->attended, f->x, true, PKV_DENSE_NO_GATE);
     multiply(b, &l->gate_up, m, f->normed, f->gated, false, PKV_DENSE_SILU);
     multiply(b, &l->down, m, f->gated, f->x, true, PKV_DENSE_NO_GATE);
@@ -161,18 +176,12 @@ static double time_graph(const bench *b, void (*put)(const bench *, int32_t), in
   return least;
 }
 
-static void time_products(const bench *b) {
+static void time_products(const bench *b, const char *by) {
   static const int32_t rows[] = {1, 2, 4, 8, 16, 32, 64};
-  double bytes = 0.0;
-  for (int32_t i = 0; i < b->weights->layer_count; i++) {
-    const pkv_device_layer *l = &b->weights->layers[i];
-    const pkv_weight *const all[] = {&l->qkv, &l->o, &l->gate_up, &l->down};
-    for (int k = 0; k < 4; k++)
-      bytes += (double)(all[k]->n * all[k]->row_bytes);
-  }
+  const double bytes = (double)(b->read_bytes - gpu->dense->weight_bytes(&b->weights->output));
   for (size_t i = 0; i < COUNT(rows); i++) {
     const double ms = time_graph(b, put_products, rows[i]), floor = bytes / BYTES_US / 1000.0;
-    printf("products,m%d,%.3f,%.3f,%.3f,\n", (int)rows[i], ms, floor, ms / floor);
+    printf("products,m%d %s,%.3f,%.3f,%.3f,\n", (int)rows[i], by, ms, floor, ms / floor);
   }
 }
 
@@ -197,6 +206,67 @@ static void put_attention(const bench *b, int32_t rows) {
   }
 }
 
+static size_t layer_bytes(const pkv_device_layer *l) {
+  const pkv_weight *const all[] = {&l->qkv, &l->qkv_rest, &l->o, &l->gate_up, &l->down};
+  size_t bytes = 0;
+  for (size_t k = 0; k < COUNT(all); k++)
+    if (all[k]->n > 0) bytes += gpu->dense->weight_bytes(all[k]);
+  return bytes;
+}
+
+static void count_bytes(bench *b) {
+  b->read_bytes = gpu->dense->weight_bytes(&b->weights->output);
+  for (int32_t i = 0; i < b->weights->layer_count; i++)
+    b->read_bytes += layer_bytes(&b->weights->layers[i]);
+}
+
+/* Makes w a packed matrix of random weights at *at. */
+static void pack_one(pkv_weight *w, unsigned char **at, pkv_wtype type) {
+  pkv_rng rng;
+  pkv_rng_init(&rng, (uint64_t)w->k);
+  const pkv_weight host = {
+      .type = type, .n = MADE, .k = w->k, .row_bytes = test_wtype_row_bytes(type, w->k)};
+  const size_t some = pkv_dense_quant_bytes(type, MADE, w->k);
+  const size_t all = pkv_dense_quant_bytes(type, w->n, w->k);
+  unsigned char *const rows = malloc((size_t)(MADE * host.row_bytes)), *const image = malloc(some);
+  pkv_weight from = host;
+  test_weights_random(rows, type, MADE, w->k, &rng);
+  from.data = rows;
+  pkv_dense_quant_pack(image, &from, MADE, 0);
+  *w = (pkv_weight){.type = type, .n = w->n, .k = w->k, .data = *at, .row_bytes = host.row_bytes};
+  OK(pkv_device_copy(gpu, *at, image, some, NULL, err));
+  for (size_t done = some; done < all; done *= 2)
+    OK(pkv_device_copy(gpu, *at + done, *at, done < all - done ? done : all - done, NULL, err));
+  OK(pkv_device_synchronize(gpu, NULL, err));
+  *at += (all + 255) / 256 * 256;
+  free(rows);
+  free(image);
+}
+
+/* The mixture that is called Q4_K_M: v, down and the head are Q6_K, in every other layer here. */
+static void quantise(bench *b) {
+  const pkv_hparams *hp = &b->model->hp;
+  OK(pkv_device_alloc(&b->packed, gpu, (size_t)7 << 30, err));
+  unsigned char *at = b->packed;
+  for (int32_t i = 0; i < b->weights->layer_count; i++) {
+    pkv_device_layer *l = &b->weights->layers[i];
+    const pkv_wtype other = i % 2 ? PKV_WTYPE_Q6_K : PKV_WTYPE_Q4_K;
+    const int64_t v = (int64_t)hp->kv_heads * hp->head_dim;
+    if (other != PKV_WTYPE_Q4_K) {
+      l->qkv.n -= v;
+      l->qkv_rest = (pkv_weight){.n = v, .k = l->qkv.k};
+      pack_one(&l->qkv_rest, &at, other);
+    }
+    pack_one(&l->qkv, &at, PKV_WTYPE_Q4_K);
+    pack_one(&l->o, &at, PKV_WTYPE_Q4_K);
+    pack_one(&l->gate_up, &at, PKV_WTYPE_Q4_K);
+    pack_one(&l->down, &at, other);
+  }
+  pack_one(&b->weights->output, &at, PKV_WTYPE_Q6_K);
+  assert_true(at <= (unsigned char *)b->packed + ((size_t)7 << 30));
+  count_bytes(b);
+}
+
 static int by_value(const void *a, const void *b) {
   const double x = *(const double *)a, y = *(const double *)b;
   return x < y ? -1 : x > y;
@@ -205,9 +275,7 @@ static int by_value(const void *a, const void *b) {
 static void report(const bench *b, const char *cell, double ms, int64_t kv_tokens, int64_t tokens) {
   const pkv_hparams *hp = &b->model->hp;
   const int64_t kv = (int64_t)hp->layers * 2 * hp->kv_heads * hp->head_dim * 2;
-  const int64_t embed = b->model->embed.n * b->model->embed.row_bytes;
-  const double floor =
-      (double)((int64_t)b->weights->bytes - embed + kv * kv_tokens) / BYTES_US / 1000.0;
+  const double floor = ((double)b->read_bytes + (double)kv * (double)kv_tokens) / BYTES_US / 1000.0;
   printf("step,%s,%.3f,%.3f,%.3f,%.0f\n", cell, ms, floor, ms / floor,
          (double)tokens / ms * 1000.0);
   (void)fflush(stdout);
@@ -215,7 +283,8 @@ static void report(const bench *b, const char *cell, double ms, int64_t kv_token
 
 /* lens[rows] in turn from a list that repeats. */
 static void time_decode(bench *b, const char *cell, int32_t rows, const int32_t *lens,
-                        int32_t kinds) {
+                        int32_t kinds, float top_p) {
+  pkv_dense_sample_row sample_rows[ROWS];
   int32_t ids[ROWS], positions[ROWS], logit_tokens[ROWS], seq_len[ROWS], sampled[ROWS];
   int64_t slots[ROWS], next = 0, kv_tokens = 0;
   double samples[REPEATS];
@@ -229,6 +298,8 @@ static void time_decode(bench *b, const char *cell, int32_t rows, const int32_t 
     positions[r] = seq_len[r] - 1;
     slots[r] = (int64_t)row[positions[r] / PAGE] * PAGE + positions[r] % PAGE;
     logit_tokens[r] = r;
+    sample_rows[r] = (pkv_dense_sample_row){
+        .temperature = top_p > 0.0f ? 1.0f : 0.0f, .top_p = top_p, .seed = (uint64_t)r};
   }
   const pkv_forward_group group = {.block_table = b->table,
                                    .block_table_stride = b->max_pages,
@@ -244,7 +315,8 @@ static void time_decode(bench *b, const char *cell, int32_t rows, const int32_t 
                                    .group_count = 1,
                                    .logit_tokens = logit_tokens,
                                    .logit_count = rows,
-                                   .sampled = sampled};
+                                   .sampled = sampled,
+                                   .sample_rows = sample_rows};
   for (int i = -5; i < REPEATS; i++) {
     const int64_t begin = pkv_clock_ns();
     OK(pkv_device_forward_run(b->forward, &batch, err));
@@ -254,6 +326,7 @@ static void time_decode(bench *b, const char *cell, int32_t rows, const int32_t 
   for (int32_t r = 0; r < rows; r++)
     assert_true(sampled[r] >= 0);
   report(b, cell, samples[REPEATS / 2], kv_tokens, rows);
+  if (top_p > 0.0f) return;
   const double kv = (double)kv_tokens * 131072.0 / BYTES_US / 1000.0;
   const double ms = time_graph(b, put_attention, rows);
   printf("attention,%s,%.3f,%.3f,%.3f,\n", cell, ms, kv, ms / kv);
@@ -309,23 +382,37 @@ static void test_llama_8b(void **state) {
   NEED_GPU();
   int64_t begin = pkv_clock_ns();
   open_model(&b);
+  open_weights(&b);
   open_forward(&b);
+  count_bytes(&b);
   make_caches(&b);
   printf("made in %.1f s\n", (double)(pkv_clock_ns() - begin) * 1e-9);
   begin = pkv_clock_ns();
   OK(pkv_device_forward_attach(b.forward, b.caches, err));
   printf("captured in %.1f s\n", (double)(pkv_clock_ns() - begin) * 1e-9);
-  time_decode(&b, "b1_1k", 1, k1, 1);
-  time_decode(&b, "b1_16k", 1, k16, 1);
-  time_decode(&b, "b1_65k", 1, k65, 1);
-  time_decode(&b, "b8_32k_800", 8, mixed, 2);
-  time_decode(&b, "b32_2k", 32, k2, 1);
-  time_decode(&b, "b64_1k", 64, k1, 1);
-  time_decode(&b, "b8_1k", 8, k1, 1);
-  time_products(&b);
+  time_decode(&b, "b1_1k", 1, k1, 1, 0.0f);
+  time_decode(&b, "b1_16k", 1, k16, 1, 0.0f);
+  time_decode(&b, "b1_65k", 1, k65, 1, 0.0f);
+  time_decode(&b, "b8_32k_800", 8, mixed, 2, 0.0f);
+  time_decode(&b, "b32_2k", 32, k2, 1, 0.0f);
+  time_decode(&b, "b64_1k", 64, k1, 1, 0.0f);
+  time_decode(&b, "b8_1k", 8, k1, 1, 0.0f);
+  time_decode(&b, "b1_1k top_p", 1, k1, 1, 0.95f); /* of flat logits: tens of thousands of tokens */
+  time_decode(&b, "b64_1k top_p", 64, k1, 1, 0.95f);
+  time_products(&b, "library");
   time_prefill(&b, 2048);
   time_prefill(&b, 8192);
   pkv_device_forward_destroy(b.forward);
+  quantise(&b);
+  open_forward(&b);
+  OK(pkv_device_forward_attach(b.forward, b.caches, err));
+  time_decode(&b, "b1_1k q4_k_m", 1, k1, 1, 0.0f);
+  time_decode(&b, "b8_1k q4_k_m", 8, k1, 1, 0.0f);
+  time_decode(&b, "b64_1k q4_k_m", 64, k1, 1, 0.0f);
+  time_products(&b, "q4_k_m");
+  time_prefill(&b, 2048);
+  pkv_device_forward_destroy(b.forward);
+  pkv_device_free(gpu, b.packed);
   pkv_device_free(gpu, b.storage);
   pkv_device_weights_destroy(b.weights);
   pkv_model_close(b.model);

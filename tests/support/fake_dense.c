@@ -91,9 +91,10 @@ static void fake_graph_end_of(pkv_executor *executor, void *graph) {
 
 /* ------------------------------------------------------------------ weights */
 
-static pkv_wtype fake_weight_type(pkv_executor *executor, pkv_wtype type, pkv_dtype act) {
+static pkv_wtype fake_weight_type(pkv_executor *executor, pkv_wtype type, pkv_dtype act,
+                                  int32_t rows) {
   (void)executor;
-  if (fake_device_state.packs && !test_wtype_is_float(type)) return type;
+  if (rows <= fake_device_state.packs - 1 && !test_wtype_is_float(type)) return type;
   return act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
 }
 

@@ -15,13 +15,13 @@ typedef struct fake_device {
   int32_t calls;   /* calls that could have failed */
   int32_t fail_at; /* this call fails, counted from 1; 0 = none */
   int32_t graph_launches;
-  int32_t samples;   /* 1: the device samples */
-  int32_t prefills;  /* 1: the device has a kernel for prompts ... */
-  int32_t chunks;    /* ... and so many chunks went through it */
-  int32_t packs;     /* 1: quantised weights stay so */
-  int32_t spoilt;    /* embeddings of this token are NaN; 0 = none */
+  int32_t samples;        /* 1: the device samples */
+  int32_t prefills;       /* 1: the device has a kernel for prompts ... */
+  int32_t chunks;         /* ... and so many chunks went through it */
+  int32_t packs;          /* n > 0: quantised weights stay so for less than n rows */
+  int32_t spoilt;         /* embeddings of this token are NaN; 0 = none */
   int32_t fail_copies_of; /* copies of so many bytes fail; 0 = none */
-  size_t free_bytes; /* what the device says; 16 GiB at first */
+  size_t free_bytes;      /* what the device says; 16 GiB at first */
 } fake_device;
 extern fake_device fake_device_state;
 

@@ -215,7 +215,7 @@ static void test_packed(void **state) {
   (void)state;
   pkv_model *const saved = model;
   small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
+  size_t size = 0, written[2] = {0, 0};
   pkv_error err = {0};
   t.context = 256;
   t.vocab = VOCAB;
@@ -229,14 +229,27 @@ static void test_packed(void **state) {
     pkv_engine *engine = NULL;
     const pkv_engine_options o = device_options();
     pkv_executor *const executor = fake_device_create();
-    fake_device_state.packs = packs;
+    fake_device_state.packs = packs ? o.max_rows + 1 : 0;
     drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
     assert_int_equal(engine->weights->layers[0].qkv_rest.n, packs ? t.kv_heads * t.head_dim : 0);
+    written[packs] = engine->weights->bytes;
     submit_all(engine, on_device, 0.0f);
     (void)drive_all(engine, 10000);
     same_texts();
     drive_finish(engine);
   }
+  assert_true(written[1] < written[0]);
+  /* Faster written out, but too large for the device then. */
+  pkv_device_weights *weights = NULL;
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.packs = 1;
+  for (size_t missing = 0; missing < 2; missing++) {
+    fake_device_state.free_bytes = written[0] - missing;
+    drive_ok(pkv_device_weights_create(&weights, model, executor, 6, NULL, &err), &err, "weights");
+    assert_int_equal(weights->bytes, written[missing]);
+    pkv_device_weights_destroy(weights);
+  }
+  pkv_executor_destroy(executor);
   pkv_model_close(model);
   gguf_build_drop(file);
   model = saved;

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The dense table of the CUDA backend: which kernel or library does what, and the host's side of
    streams and graphs. */
+#include <stdbool.h>
 #include <string.h>
 
 #include "backend/cuda/cuda_products.h"
 #include "backend/cuda/dense_launch.h"
 #include "backend/cuda/dense_launchers.h"
+#include "backend/cuda/dense_pack.h"
 
 static int32_t dependent_of(const pkv_executor *executor) {
   return pkv_cuda_state_of(executor)->major >= 9;
@@ -95,23 +97,63 @@ static void dense_graph_destroy(pkv_executor *executor, void *graph) {
 
 /* ---- weights ---- */
 
-static pkv_wtype dense_weight_type(pkv_executor *executor, pkv_wtype type, pkv_dtype act) {
-  (void)executor;
-  (void)type;
+#define PACKED_ROWS 8
+
+#define RAW ((size_t)64 << 20) /* of a file's rows on their way into the device's layout */
+
+static bool is_packed(const pkv_weight *w) {
+  return pkv_pack_layout_of((int32_t)w->type).cell_bytes > 0;
+}
+
+/* Packed weights stay so for few rows: from 16 on the library multiplies by 16-bit ones faster. */
+static pkv_wtype dense_weight_type(pkv_executor *executor, pkv_wtype type, pkv_dtype act,
+                                   int32_t rows) {
+  const bool packed = pkv_pack_layout_of((int32_t)type).cell_bytes > 0;
+  if (packed && rows <= PACKED_ROWS && pkv_cuda_state_of(executor)->major >= 9) return type;
   return act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
 }
 
 static size_t dense_weight_bytes(const pkv_weight *w) {
+  if (is_packed(w)) return pkv_dense_quant_bytes(w->type, w->n, w->k);
   return (size_t)w->n * (size_t)w->row_bytes;
+}
+
+/* Rows of a file through `raw` into their places. */
+static pkv_status pack_rows(void *to, void *raw, int64_t at_once, const pkv_weight *w,
+                            int64_t first, const pkv_weight *host, pkv_error *err) {
+  for (int64_t row = 0; row < host->n; row += at_once) {
+    pkv_weight some = *host;
+    some.n = host->n - row < at_once ? host->n - row : at_once;
+    some.data = raw;
+    PKV_CUDA(err, cudaMemcpy(raw, (const char *)host->data + row * host->row_bytes,
+                             (size_t)some.n * (size_t)host->row_bytes, cudaMemcpyHostToDevice));
+    PKV_CUDA(err, pkv_dense_launch_pack(to, &some, w->n, first + row, NULL));
+    PKV_CUDA(err, cudaStreamSynchronize(NULL));
+  }
+  return PKV_OK;
+}
+
+static pkv_status pack_quantised(void *to, const pkv_weight *w, int64_t first,
+                                 const pkv_weight *host, pkv_error *err) {
+  void *raw = NULL;
+  const int64_t most = (int64_t)(RAW / (size_t)host->row_bytes);
+  const int64_t at_once = most > host->n ? host->n : most;
+  PKV_CHECK(err, at_once > 0, PKV_E_LIMIT, "rows of %lld bytes are too long",
+            (long long)host->row_bytes);
+  PKV_CUDA(err, cudaMalloc(&raw, (size_t)at_once * (size_t)host->row_bytes));
+  const pkv_status status = pack_rows(to, raw, at_once, w, first, host, err);
+  if (cudaFree(raw) != cudaSuccess) (void)cudaGetLastError();
+  return status;
 }
 
 static pkv_status dense_weight_pack(pkv_executor *executor, const pkv_weight *w, int64_t first,
                                     const pkv_weight *host, pkv_error *err) {
-  (void)executor;
   char *to;
   PKV_CHECK(err, host->type == w->type && host->k == w->k, PKV_E_INTERNAL,
             "a matrix of type %d into one of type %d", (int)host->type, (int)w->type);
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
   memcpy(&to, &w->data, sizeof to);
+  if (is_packed(w)) return pack_quantised(to, w, first, host, err);
   PKV_CUDA(err, cudaMemcpy(to + first * w->row_bytes, host->data,
                            (size_t)host->n * (size_t)host->row_bytes, cudaMemcpyHostToDevice));
   return PKV_OK;
@@ -134,19 +176,33 @@ static pkv_status dense_embed(pkv_executor *executor, const pkv_dense_embed_para
                            "dense_embed", (cudaStream_t)stream, err);
 }
 
+/* Of packed weights: those in 16 bits the library multiplies as fast for every number of rows. */
+static bool is_few(const pkv_dense_matmul_params *p) {
+  return is_packed(&p->w) && pkv_dense_gemv_takes(p);
+}
+
+static pkv_status multiply_by_library(pkv_executor *executor, const pkv_dense_matmul_params *p,
+                                      cudaStream_t stream, pkv_error *err) {
+  pkv_cuda_products *products = pkv_cuda_state_of(executor)->products;
+  return is_packed(&p->w) ? pkv_cuda_products_run_packed(products, executor, p, stream, err)
+                          : pkv_cuda_products_run(products, executor, p, stream, err);
+}
+
 static pkv_status dense_matmul(pkv_executor *executor, const pkv_dense_matmul_params *p,
                                void *stream, pkv_error *err) {
-  pkv_cuda_products *products = pkv_cuda_state_of(executor)->products;
-  PKV_CHECK(err, products, PKV_E_STATE, "products were not prepared");
+  const int32_t dependent = dependent_of(executor);
+  PKV_CHECK(err, pkv_cuda_state_of(executor)->products, PKV_E_STATE, "products were not prepared");
   if (p->m == 0) return PKV_OK;
+  if (is_few(p))
+    return pkv_cuda_launched(executor, pkv_dense_launch_gemv(p, dependent, (cudaStream_t)stream),
+                             "dense_few", (cudaStream_t)stream, err);
   if (p->gate == PKV_DENSE_NO_GATE)
-    return pkv_cuda_products_run(products, executor, p, (cudaStream_t)stream, err);
+    return multiply_by_library(executor, p, (cudaStream_t)stream, err);
   pkv_dense_matmul_params both = *p;
   both.y = p->gate_scratch;
   both.y_stride = p->w.n;
-  PKV_TRY(pkv_cuda_products_run(products, executor, &both, (cudaStream_t)stream, err));
-  return pkv_cuda_launched(executor,
-                           pkv_dense_launch_gate(p, dependent_of(executor), (cudaStream_t)stream),
+  PKV_TRY(multiply_by_library(executor, &both, (cudaStream_t)stream, err));
+  return pkv_cuda_launched(executor, pkv_dense_launch_gate(p, dependent, (cudaStream_t)stream),
                            "dense_gate", (cudaStream_t)stream, err);
 }
 

@@ -15,11 +15,15 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "backend/cuda/dense_launchers.h"
+#include "backend/cuda/dense_pack.h"
+
 #define WORKSPACE  ((size_t)64 << 20) /* larger than an H200's last-level cache */
 #define SHAPES     4096               /* whose algorithms are kept; a power of two */
 #define CANDIDATES 8
 #define TUNE_ROWS  256
 #define TUNE_RUNS  3
+#define SLICE      ((size_t)32 << 20) /* stays in the last-level cache until it is multiplied */
 
 typedef struct library {
   void *handle;
@@ -64,6 +68,7 @@ struct pkv_cuda_products {
   cublasLtMatmulPreferenceOpaque_t preference;
   void *workspace;
   void *spare; /* [WORKSPACE]: where timed products go */
+  void *slice; /* [SLICE]: packed weights, written out */
   cudaEvent_t begin, end;
   picked table[SHAPES];
 };
@@ -127,6 +132,7 @@ static pkv_status init(pkv_cuda_products *p, pkv_error *err) {
      "workspace");
   PKV_CUDA(err, cudaMalloc(&p->workspace, WORKSPACE));
   PKV_CUDA(err, cudaMalloc(&p->spare, WORKSPACE));
+  PKV_CUDA(err, cudaMalloc(&p->slice, SLICE));
   PKV_CUDA(err, cudaEventCreate(&p->begin));
   PKV_CUDA(err, cudaEventCreate(&p->end));
   return PKV_OK;
@@ -152,6 +158,7 @@ void pkv_cuda_products_destroy(pkv_cuda_products *p, pkv_executor *executor) {
   if (p->end) (void)cudaEventDestroy(p->end);
   if (p->workspace) (void)cudaFree(p->workspace);
   if (p->spare) (void)cudaFree(p->spare);
+  if (p->slice) (void)cudaFree(p->slice);
   if (p->handle) (void)p->lib.destroy(p->handle);
   if (p->lib.handle) (void)dlclose(p->lib.handle);
   (void)cudaGetLastError();
@@ -276,4 +283,29 @@ pkv_status pkv_cuda_products_run(pkv_cuda_products *products, pkv_executor *exec
             "cuBLASLt: product of %d rows with [%lld, %lld]: status %d", (int)p->m,
             (long long)p->w.n, (long long)p->w.k, (int)status);
   return pkv_cuda_launched(executor, cudaSuccess, "product", stream, err);
+}
+
+pkv_status pkv_cuda_products_run_packed(pkv_cuda_products *products, pkv_executor *executor,
+                                        const pkv_dense_matmul_params *p, cudaStream_t stream,
+                                        pkv_error *err) {
+  const int64_t at_once = (int64_t)(SLICE / sizeof(uint16_t)) / p->w.k / 16 * 16;
+  const int64_t element = p->y_f32 ? (int64_t)sizeof(float) : (int64_t)sizeof(uint16_t);
+  const pkv_pack_layout layout = pkv_pack_layout_of((int32_t)p->w.type);
+  PKV_CHECK(err, at_once > 0, PKV_E_LIMIT, "rows of %lld elements are too long", (long long)p->w.k);
+  for (int64_t first = 0; first < p->w.n; first += at_once) {
+    pkv_weight packed = p->w;
+    pkv_dense_matmul_params part = *p;
+    packed.n = p->w.n - first < at_once ? p->w.n - first : at_once;
+    packed.data = (const char *)p->w.data + first / PKV_PACK_ROWS * pkv_pack_strip(&layout, p->w.k);
+    PKV_TRY(pkv_cuda_launched(executor,
+                              pkv_dense_launch_dequant(&packed, p->act, products->slice, stream),
+                              "dense_dequant", stream, err));
+    part.w.type = p->act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
+    part.w.n = packed.n;
+    part.w.data = products->slice;
+    part.w.row_bytes = p->w.k * (int64_t)sizeof(uint16_t);
+    part.y = (char *)p->y + first * element;
+    PKV_TRY(pkv_cuda_products_run(products, executor, &part, stream, err));
+  }
+  return PKV_OK;
 }

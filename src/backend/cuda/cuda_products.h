@@ -14,5 +14,9 @@ void pkv_cuda_products_destroy(pkv_cuda_products *products, pkv_executor *execut
 pkv_status pkv_cuda_products_run(pkv_cuda_products *products, pkv_executor *executor,
                                  const pkv_dense_matmul_params *p, cudaStream_t stream,
                                  pkv_error *err);
+/* The same of packed weights (dense_pack.h), which are written out a slice of rows at a time. */
+pkv_status pkv_cuda_products_run_packed(pkv_cuda_products *products, pkv_executor *executor,
+                                        const pkv_dense_matmul_params *p, cudaStream_t stream,
+                                        pkv_error *err);
 
 #endif

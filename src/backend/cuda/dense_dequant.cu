@@ -71,11 +71,13 @@ static __device__ __forceinline__ void dequant_lane(const dequant_args &a, int64
   typedef pkv_pack_of<TYPE> L;
   const unsigned char *cell = a.w + strip * a.strip_bytes + group / L::halves * L::cell_bytes;
   const unsigned char *half = cell + group % L::halves * L::half_bytes;
+  pkv_packed_bytes<TYPE> bytes;
   pkv_packed<TYPE> p;
-  p.load(half, cell + L::halves * L::half_bytes, lane);
+  bytes.fetch(half, cell + L::halves * L::half_bytes, lane);
+  p.take(bytes);
   store_eight<TYPE, 0>(to, p, a.bf16);
   store_eight<TYPE, 1>(to, p, a.bf16);
-  if constexpr (pkv_packed<TYPE>::bytes) p.load_codes(half, lane, 1);
+  if constexpr (pkv_packed<TYPE>::bytes) p.take_codes(bytes, 1);
   store_eight<TYPE, 2>(to, p, a.bf16);
   store_eight<TYPE, 3>(to, p, a.bf16);
 }

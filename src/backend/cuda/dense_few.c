@@ -36,8 +36,8 @@ static const pkv_few_set *set_of(pkv_wtype type) {
   }
 }
 
-/* Shared memory before the ring, a multiple of 128. */
-static int64_t before_ring(const pkv_few_set *set, int32_t m, int64_t k, int32_t split) {
+/* Shared memory of a launch, a multiple of 128. */
+static int64_t shared_bytes(const pkv_few_set *set, int32_t m, int64_t k, int32_t split) {
   const int64_t wide = m > 8 ? 2 : 1;
   const int64_t chunks = (k + set->chunk_k - 1) / set->chunk_k;
   int64_t mine = (chunks + split - 1) / split * set->chunk_k;
@@ -49,7 +49,7 @@ static int64_t before_ring(const pkv_few_set *set, int32_t m, int64_t k, int32_t
 
 static int fits(const pkv_few_set *set, int32_t m, int64_t k, int32_t split) {
   const int64_t chunks = (k + set->chunk_k - 1) / set->chunk_k;
-  return split <= chunks && before_ring(set, m, k, split) + set->ring_bytes <= SHARED_MOST;
+  return split <= chunks && shared_bytes(set, m, k, split) <= SHARED_MOST;
 }
 
 /* The fewest CTAs a row whose share of x is small; the most there may be where none is. */
@@ -142,7 +142,6 @@ static cudaError_t launch(const pkv_few_set *set, const pkv_dense_matmul_params 
   pkv_few_args a = arguments(p, set);
   a.split = split > 0 ? split : split_of(set, p->m, p->w.k);
   if (!fits(set, p->m, p->w.k, a.split)) return cudaErrorInvalidValue;
-  a.ring_at = (int32_t)before_ring(set, p->m, p->w.k, a.split);
   int32_t clusters = multiprocessors() / a.split;
   if (clusters > a.tiles) clusters = a.tiles;
   cudaLaunchAttribute attributes[2] = {0};
@@ -155,7 +154,7 @@ static cudaError_t launch(const pkv_few_set *set, const pkv_dense_matmul_params 
   config.gridDim.x = (unsigned)(clusters * a.split);
   config.blockDim.x = (unsigned)set->warps * 32;
   config.gridDim.y = config.gridDim.z = config.blockDim.y = config.blockDim.z = 1;
-  config.dynamicSmemBytes = (size_t)(a.ring_at + set->ring_bytes);
+  config.dynamicSmemBytes = (size_t)shared_bytes(set, p->m, p->w.k, a.split);
   config.stream = stream;
   config.attrs = a.split > 1 ? attributes : attributes + 1;
   config.numAttrs = (a.split > 1 ? 1u : 0u) + (dependent ? 1u : 0u);

@@ -4,20 +4,19 @@
  *
  * Mapping: a tile is 16 rows of w (with a gate 8 of gate and the 8 of up that belong to them); CTAs
  * take tiles in turn, and a cluster of `split` CTAs shares the elements of a row. A warp has
- * elements of its own (64 of each chunk, of packed weights 128), brings them through a ring of its
- * own by asynchronous copies and multiplies by m16n8k16, w on the M side and the rows of x on the N
- * side: one product for 8 rows costs what one row would. The order of elements inside a product is
- * free, so a lane reads 16 bytes of a row and splits them over two products; x lies in shared
- * memory in the same order. Warps meet at the end of a tile only, where their sums are added in
- * order; CTAs of a cluster every few tiles, through their shared memory, in order too.
+ * elements of its own (64 of each chunk, of packed weights 128), brings them straight to registers,
+ * a few shares ahead, and multiplies by m16n8k16, w on the M side and the rows of x on the N side:
+ * one product for 8 rows costs what one row would. The order of elements inside a product is free,
+ * so a lane reads 16 bytes of a row and splits them over two products; x lies in shared memory in
+ * the same order. Warps meet at the end of a tile only, where their sums are added in order; CTAs
+ * of a cluster every few tiles, through their shared memory, in order too.
  *
- * w does not depend on the kernel ahead: the rings are filled before the grid-dependency wait, x is
- * read after it. So that the kernel behind can do the same, a CTA of up to 8 rows takes half of the
- * registers, and half of the shared memory where x lets it.
+ * w does not depend on the kernel ahead: its first shares are asked for before the grid-dependency
+ * wait, x is read after it.
  *
- * Shared memory: x[m, k / split] in 16 bits, 10 to 56 KiB of sums, rings of 72 to 88 KiB. Bytes
- * read: those of w once, x once a CTA from L2. Packed weights: x is scaled by a power of two a row,
- * so that f16 holds it. Registers: up to 93.
+ * Shared memory: x[m, k / split] in 16 bits, 20 to 57 KiB of sums. Bytes read: those of w once, x
+ * once a CTA from L2. Packed weights: x is scaled by a power of two a row, so that f16 holds it.
+ * Registers: up to 121, which leaves the kernel behind no room to begin early.
  */
 #ifndef PKV_CUDA_DENSE_FEW_CUH
 #define PKV_CUDA_DENSE_FEW_CUH
@@ -35,33 +34,32 @@ static __device__ __forceinline__ bool pkv_few_has(const pkv_few_args &a, int ti
   return a.gate == PKV_DENSE_NO_GATE ? tile * 16 + i < a.n : tile * 8 + (i & 7) < a.n / 2;
 }
 
-/* Stages of a ring: what fits beside another kernel's. */
-#define PKV_FEW_RING (88 * 1024)
+/* A warp brings its elements straight to registers, `stages` shares ahead. */
 
-/* Weights in 16 bits, row by row. */
+/* Weights in 16 bits, row by row: a lane has 8 elements of a row and of the one 8 below it. */
 template <typename MMA> struct pkv_few_plain {
   typedef MMA mma;
-  static constexpr int warps = 8, warp_k = 64, chunk_k = warps * warp_k, step_k = 32;
-  static constexpr int stage_bytes = 16 * warp_k * 2, stages = PKV_FEW_RING / (warps * stage_bytes);
+  static constexpr int warps = 16, warp_k = 64, chunk_k = warps * warp_k, step_k = 32, stages = 2;
   static constexpr bool scaled = false;
 
-  /* Place of 16-byte piece c of row r: rows that are read together lie on different banks. */
-  static __device__ __forceinline__ uint32_t place_of(int r, int c) {
-    return (uint32_t)(r * warp_k * 2 + ((c ^ ((r & 1) << 2)) << 4));
-  }
-  /* A warp's elements of a chunk to a stage; zeros where there are none. */
-  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage, int tile,
-                                              int chunk, int warp, int lane, uint64_t policy) {
-    constexpr int pieces = warp_k / 8, rows = 32 / pieces; /* rows a turn */
-    const int c = lane % pieces, k = chunk * chunk_k + warp * warp_k + c * 8;
+  struct share {
+    uint4 low[warp_k / step_k], high[warp_k / step_k];
+  };
+
+  static __device__ __forceinline__ void fetch(share &s, const pkv_few_args &a, int tile, int chunk,
+                                               int warp, int lane) {
+    const int k = chunk * chunk_k + warp * warp_k, r = lane / 4;
+    if (tile >= a.tiles) return;
+    /* Rows that are not there read others': nobody looks at what becomes of them. */
+    const int first = pkv_few_has(a, tile, r) ? pkv_few_source(a, tile, r) : 0;
+    const int second = pkv_few_has(a, tile, r + 8) ? pkv_few_source(a, tile, r + 8) : first;
+    const unsigned char *const low = a.w + first * a.w_step + (k + (lane & 3) * 8) * 2;
+    const unsigned char *const high = a.w + second * a.w_step + (k + (lane & 3) * 8) * 2;
 #pragma unroll
-    for (int i = 0; i < 16; i += rows) {
-      const int r = i + lane / pieces;
-      const bool there = k < a.k && pkv_few_has(a, tile, r);
-      pkv_copy16(stage + place_of(r, c),
-                 there ? a.w + (int64_t)pkv_few_source(a, tile, r) * a.w_step + (int64_t)k * 2
-                       : a.w,
-                 there ? 16 : 0, policy);
+    for (int i = 0; i < warp_k / step_k; ++i) {
+      if (k + i * step_k >= a.k) break;
+      s.low[i] = __ldcs((const uint4 *)(low + i * step_k * 2));
+      s.high[i] = __ldcs((const uint4 *)(high + i * step_k * 2));
     }
   }
   /* Place of x's elements 8 j .. 8 j + 7: line (of 4 places of 16 bytes) and place. */
@@ -70,16 +68,14 @@ template <typename MMA> struct pkv_few_plain {
     *at = j & 3;
   }
   template <int NB>
-  static __device__ __forceinline__ void
-  multiply(float acc[2][4], const pkv_few_args &a, const unsigned char *stage,
-           const unsigned char *x, int chunk, int first_chunk, int warp, int lane) {
+  static __device__ __forceinline__ void multiply(float acc[2][4], const pkv_few_args &a,
+                                                  const share &s, const unsigned char *x, int chunk,
+                                                  int first_chunk, int warp, int lane) {
 #pragma unroll
-    for (int s = 0; s < warp_k / step_k; ++s) {
-      const int k = chunk * chunk_k + warp * warp_k + s * step_k;
+    for (int i = 0; i < warp_k / step_k; ++i) {
+      const int k = chunk * chunk_k + warp * warp_k + i * step_k;
       if (k >= a.k) break;
-      const int c = s * 4 + (lane & 3);
-      const uint4 low = *(const uint4 *)(stage + place_of(lane / 4, c));
-      const uint4 high = *(const uint4 *)(stage + place_of(lane / 4 + 8, c));
+      const uint4 low = s.low[i], high = s.high[i];
       const uint32_t first[4] = {low.x, high.x, low.y, high.y};
       const uint32_t second[4] = {low.z, high.z, low.w, high.w};
       const int line = k / step_k - first_chunk * (chunk_k / step_k);
@@ -95,37 +91,32 @@ template <typename MMA> struct pkv_few_plain {
   }
 };
 
-/* Packed weights: a warp's share of a chunk is half a cell of two strips, and their tails. */
+/* Packed weights: a warp's share of a chunk is half a cell of two strips. It comes straight to
+   registers, `stages` shares ahead: as many bytes in flight as a ring has, and no addresses. */
 template <int TYPE> struct pkv_few_packed {
   typedef pkv_half_type mma;
   typedef pkv_pack_of<TYPE> L;
-  /* Of codes of 4 bits two warps a scheduler would not do. */
-  static constexpr int warps = L::codes > 16 ? 8 : 16, warp_k = PKV_PACK_HALF;
-  static constexpr int chunk_k = warps * warp_k, step_k = 32;
-  static constexpr int strip_bytes = L::half_bytes + L::tail, stage_bytes = 2 * strip_bytes;
-  static constexpr int most = PKV_FEW_RING / (warps * stage_bytes), stages = most > 4 ? 4 : most;
+  static constexpr int warps = 16, warp_k = PKV_PACK_HALF, chunk_k = warps * warp_k, step_k = 32;
+  static constexpr int stages = L::codes > 16 || L::high > 0 ? 2 : L::tail > 0 ? 3 : 4;
   static constexpr bool scaled = true;
 
-  static __device__ __forceinline__ void fill(const pkv_few_args &a, uint32_t stage, int tile,
-                                              int chunk, int warp, int lane, uint64_t policy) {
-    constexpr int half = L::half_bytes / 16, pieces = strip_bytes / 16;
+  struct share {
+    pkv_packed_bytes<TYPE> low, high; /* of the two strips */
+  };
+
+  static __device__ __forceinline__ void fetch(share &s, const pkv_few_args &a, int tile, int chunk,
+                                               int warp, int lane) {
     const int group = chunk * warps + warp;
-    if (group * warp_k >= a.k) return;
-    const unsigned char *const cell = a.w + (int64_t)(pkv_few_source(a, tile, 0) / 8) * a.w_step +
-                                      (int64_t)(group / L::halves) * L::cell_bytes;
-    const int64_t apart =
-        pkv_few_has(a, tile, 8)
-            ? (int64_t)((pkv_few_source(a, tile, 8) / 8) - pkv_few_source(a, tile, 0) / 8) *
-                  a.w_step
-            : 0; /* a strip that is not there is the first again */
-    const int from = group % L::halves * L::half_bytes, tail = L::halves * L::half_bytes;
-#pragma unroll
-    for (int i = 0; i < 2 * pieces; i += 32) {
-      const int at = i + lane, second = at >= pieces, piece = at - second * pieces;
-      const int byte = piece < half ? from + piece * 16 : tail + (piece - half) * 16;
-      if (at < 2 * pieces)
-        pkv_copy16(stage + (uint32_t)(at * 16), cell + second * apart + byte, 16, policy);
-    }
+    if (tile >= a.tiles || group * warp_k >= a.k) return;
+    const int strip = pkv_few_source(a, tile, 0) / 8;
+    /* A strip that is not there is the first again. */
+    const int other = pkv_few_has(a, tile, 8) ? pkv_few_source(a, tile, 8) / 8 : strip;
+    const int64_t cell = (int64_t)(group / L::halves) * L::cell_bytes;
+    const int half = group % L::halves * L::half_bytes, tail = L::halves * L::half_bytes;
+    const unsigned char *const first = a.w + strip * a.w_step + cell;
+    const unsigned char *const second = a.w + other * a.w_step + cell;
+    s.low.fetch(first + half, first + tail, lane);
+    s.high.fetch(second + half, second + tail, lane);
   }
   /* A lane owns 32 elements of the 128: its 8 j .. are those of the four lines in turn. */
   static __device__ __forceinline__ void place(int j, int *line, int *at) {
@@ -150,21 +141,20 @@ template <int TYPE> struct pkv_few_packed {
     }
   }
   template <int NB>
-  static __device__ __forceinline__ void
-  multiply(float acc[2][4], const pkv_few_args &a, const unsigned char *stage,
-           const unsigned char *x, int chunk, int first_chunk, int warp, int lane) {
+  static __device__ __forceinline__ void multiply(float acc[2][4], const pkv_few_args &a,
+                                                  const share &s, const unsigned char *x, int chunk,
+                                                  int first_chunk, int warp, int lane) {
     const int k = chunk * chunk_k + warp * warp_k;
     if (k >= a.k) return;
-    const unsigned char *const there = stage + strip_bytes;
     pkv_packed<TYPE> low, high;
-    low.load(stage, stage + L::half_bytes, lane);
-    high.load(there, there + L::half_bytes, lane);
+    low.take(s.low);
+    high.take(s.high);
     const unsigned char *lines = x + (k / step_k - first_chunk * (chunk_k / step_k)) * a.m * 64;
     eight<NB, 0>(acc, low, high, lines, a.m, lane);
     eight<NB, 1>(acc, low, high, lines, a.m, lane);
     if constexpr (pkv_packed<TYPE>::bytes) {
-      low.load_codes(stage, lane, 1);
-      high.load_codes(there, lane, 1);
+      low.take_codes(s.low, 1);
+      high.take_codes(s.high, 1);
     }
     eight<NB, 2>(acc, low, high, lines, a.m, lane);
     eight<NB, 3>(acc, low, high, lines, a.m, lane);
@@ -330,9 +320,25 @@ template <typename W, int NB> struct pkv_few_finish {
   }
 };
 
+/* x to shared memory, in the form that W multiplies; after the grid-dependency wait. */
+template <typename W>
+static __device__ __forceinline__ void pkv_few_take_x(unsigned char *x, uint32_t *largest,
+                                                      const pkv_few_args &a, int first, int end) {
+  constexpr int runs = W::chunk_k / 8;
+  const int end_run = min(end * runs, (a.k + 127) / 128 * 16);
+  if (threadIdx.x < 16) largest[threadIdx.x] = 0;
+  pkv_grid_wait();
+  __syncthreads();
+  pkv_few_stage<W>(x, largest, a, first * runs, end_run);
+  __syncthreads();
+  if (W::scaled && a.act == PKV_DTYPE_BF16) {
+    pkv_few_convert<W>(x, largest, a, end_run - first * runs);
+    __syncthreads();
+  }
+}
+
 template <typename W, int NB>
-__global__ void __launch_bounds__(W::warps * 32, NB == 1 || W::warps == 8 ? 2 : 1)
-    dense_few(const __grid_constant__ pkv_few_args a) {
+__global__ void __launch_bounds__(W::warps * 32) dense_few(const __grid_constant__ pkv_few_args a) {
 #if __CUDA_ARCH__ >= 900
   typedef pkv_few_finish<W, NB> finish_type;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -345,65 +351,53 @@ __global__ void __launch_bounds__(W::warps * 32, NB == 1 || W::warps == 8 ? 2 : 
   float *const parts = sums + 2 * W::warps * finish_type::warp_sums;
   unsigned char *const x =
       (unsigned char *)(parts + (a.split > 1 ? PKV_FEW_GROUP * finish_type::outputs : 0));
-  unsigned char *const ring = memory + a.ring_at + warp * W::stages * W::stage_bytes;
-  const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
-  const uint64_t policy = pkv_read_once();
   const finish_type finish = {a, sums, parts, largest, rank};
+  typename W::share shares[W::stages];
 
   pkv_grid_release();
-  int fill_tile = first_tile, fill_chunk = first;
-  auto fill = [&](int stage) {
-    if (fill_tile < a.tiles)
-      W::fill(a, ring_at + (uint32_t)(stage * W::stage_bytes), fill_tile, fill_chunk, warp, lane,
-              policy);
-    pkv_copy_commit();
-    if (++fill_chunk == end) {
-      fill_chunk = first;
-      fill_tile += step;
+  int fetch_tile = first_tile, fetch_chunk = first;
+  auto fetch = [&](typename W::share &s) {
+    W::fetch(s, a, fetch_tile, fetch_chunk, warp, lane);
+    if (++fetch_chunk == end) {
+      fetch_chunk = first;
+      fetch_tile += step;
     }
   };
-#pragma unroll 1
-  for (int i = 0; i < W::stages - 1; ++i)
-    fill(i);
-  if (threadIdx.x < 16) largest[threadIdx.x] = 0;
-  pkv_grid_wait();
-
-  constexpr int runs = W::chunk_k / 8;
-  const int end_run = min(end * runs, (a.k + 127) / 128 * 16);
-  __syncthreads();
-  pkv_few_stage<W>(x, largest, a, first * runs, end_run);
-  __syncthreads();
-  if (W::scaled && a.act == PKV_DTYPE_BF16) {
-    pkv_few_convert<W>(x, largest, a, end_run - first * runs);
-    __syncthreads();
-  }
-
-  int stage = 0, parity = 0, held = 0;
-  for (int tile = first_tile; tile < a.tiles; tile += step, parity ^= 1) {
-    const float old = a.split == 1 ? finish.before(tile) : 0.0f;
-    float acc[2][4]; /* of 8 rows each; of the products in turn where there are 8 only */
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      acc[i / 4][i & 3] = 0.0f;
-    for (int chunk = first; chunk < end; ++chunk) {
-      pkv_copy_wait<W::stages - 2>();
-      __syncwarp(); /* all lanes' copies are there, and all are through with the stage before */
-      fill(stage == 0 ? W::stages - 1 : stage - 1);
-      W::template multiply<NB>(acc, a, ring + stage * W::stage_bytes, x, chunk, first, warp, lane);
-      stage = stage == W::stages - 1 ? 0 : stage + 1;
-    }
-    finish.put(acc, parity, warp, lane);
-    __syncthreads();
-    if (finish.busy()) {
-      const float v = finish.add(parity);
-      if (a.split == 1)
-        finish.put_out(tile, v, old);
-      else
-        parts[held * finish_type::outputs + threadIdx.x] = v;
-    }
-    if (a.split > 1 && (++held == PKV_FEW_GROUP || tile + step >= a.tiles)) {
-      finish.gather(tile - (held - 1) * step, step, held);
-      held = 0;
+  for (int i = 0; i < W::stages; ++i)
+    fetch(shares[i]);
+  pkv_few_take_x<W>(x, largest, a, first, end);
+
+  int tile = first_tile, chunk = first, parity = 0, held = 0;
+  float old = 0.0f, acc[2][4] = {{0.0f, 0.0f, 0.0f, 0.0f}, {0.0f, 0.0f, 0.0f, 0.0f}};
+  while (tile < a.tiles) {
+#pragma unroll
+    for (int i = 0; i < W::stages; ++i) {
+      if (tile >= a.tiles) break;
+      if (chunk == first && a.split == 1) old = finish.before(tile);
+      const typename W::share now = shares[i];
+      fetch(shares[i]);
+      W::template multiply<NB>(acc, a, now, x, chunk, first, warp, lane);
+      if (++chunk < end) continue;
+      chunk = first;
+      finish.put(acc, parity, warp, lane);
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        acc[j / 4][j & 3] = 0.0f;
+      __syncthreads();
+      if (finish.busy()) {
+        const float v = finish.add(parity);
+        if (a.split == 1)
+          finish.put_out(tile, v, old);
+        else
+          parts[held * finish_type::outputs + threadIdx.x] = v;
+      }
+      if (a.split > 1 && (++held == PKV_FEW_GROUP || tile + step >= a.tiles)) {
+        finish.gather(tile - (held - 1) * step, step, held);
+        held = 0;
+      }
+      tile += step;
+      parity ^= 1;
     }
   }
 #endif
@@ -411,9 +405,7 @@ __global__ void __launch_bounds__(W::warps * 32, NB == 1 || W::warps == 8 ? 2 : 
 
 #define PKV_FEW_SET(name, W)                                                                       \
   extern "C" const pkv_few_set name;                                                               \
-  const pkv_few_set name = {{(const void *)dense_few<W, 1>, (const void *)dense_few<W, 2>},        \
-                            W::warps,                                                              \
-                            W::chunk_k,                                                            \
-                            W::warps * W::stages * W::stage_bytes};
+  const pkv_few_set name = {                                                                       \
+      {(const void *)dense_few<W, 1>, (const void *)dense_few<W, 2>}, W::warps, W::chunk_k};
 
 #endif

@@ -16,7 +16,6 @@ typedef struct pkv_few_args {
   int32_t tiles;  /* of 16 rows of w */
   int32_t chunks; /* of a row */
   int32_t split;  /* CTAs of a cluster */
-  int32_t ring_at;
   int32_t act, y_f32, accumulate, gate;
 } pkv_few_args;
 
@@ -28,7 +27,7 @@ typedef struct pkv_few_args {
 /* The kernels of one weight type: up to 8 and up to 16 rows of x. */
 typedef struct pkv_few_set {
   const void *kernel[2];
-  int32_t warps, chunk_k, ring_bytes;
+  int32_t warps, chunk_k;
 } pkv_few_set;
 
 #ifdef __cplusplus

@@ -34,7 +34,35 @@ template <int FROM, int TO> static __device__ __forceinline__ uint32_t pkv_move_
     return x << (TO - FROM);
 }
 
-/* What a lane has of 128 elements of a strip: 32 elements of row lane / 4. */
+/* What a lane has of 128 elements of a strip, as it lies there: 32 elements of row lane / 4. */
+template <int TYPE> struct pkv_packed_bytes {
+  typedef pkv_pack_of<TYPE> L;
+  uint4 code[L::codes / 16];
+  uint32_t high[L::high > 0 ? L::high / 4 : 1], own, row; /* scales of its own, of its row */
+
+  /* Read once, from memory. */
+  __device__ __forceinline__ void fetch(const unsigned char *half, const unsigned char *tail,
+                                        int lane) {
+    const unsigned char *highs = half + PKV_PACK_LANES * L::codes;
+#pragma unroll
+    for (int i = 0; i < L::codes / 16; ++i)
+      code[i] = __ldcs((const uint4 *)(half + (i * PKV_PACK_LANES + lane) * 16));
+    if constexpr (L::high == 4) high[0] = __ldcs((const uint32_t *)(highs + lane * 4));
+    if constexpr (L::high == 8) {
+      const uint2 v = __ldcs((const uint2 *)(highs + lane * 8));
+      high[0] = v.x, high[1] = v.y;
+    }
+    const unsigned char *scale = highs + PKV_PACK_LANES * L::high + lane * L::scales;
+    if constexpr (L::scales == 4)
+      own = __ldcs((const uint32_t *)scale);
+    else
+      own = __ldcs((const uint16_t *)scale);
+    if constexpr (L::tail == 32) row = __ldcs((const uint32_t *)(tail + lane / 4 * 4));
+    if constexpr (L::tail == 16) row = __ldcs((const uint16_t *)(tail + lane / 4 * 2));
+  }
+};
+
+/* The same, ready to be multiplied. */
 template <int TYPE> struct pkv_packed {
   typedef pkv_pack_of<TYPE> L;
   static constexpr bool bytes = L::codes == 32, super = L::tail > 0,
@@ -49,39 +77,33 @@ template <int TYPE> struct pkv_packed {
   __half2 d[2], m; /* d: of the first and the last 16 elements */
 
   /* Codes of 8 bits come in two goes: elements 0 .. 15, then the others. */
-  __device__ __forceinline__ void load_codes(const unsigned char *half, int lane, int plane) {
-    const uint4 v = *(const uint4 *)(half + (plane * PKV_PACK_LANES + lane) * 16);
+  __device__ __forceinline__ void take_codes(const pkv_packed_bytes<TYPE> &b, int plane) {
+    const uint4 v = b.code[plane];
     code[0] = v.x, code[1] = v.y, code[2] = v.z, code[3] = v.w;
   }
-  __device__ __forceinline__ void load(const unsigned char *half, const unsigned char *tail,
-                                       int lane) {
-    const unsigned char *highs = half + PKV_PACK_LANES * L::codes;
-    load_codes(half, lane, 0);
-    if constexpr (L::high == 4) high[0] = *(const uint32_t *)(highs + lane * 4);
-    if constexpr (L::high == 8) {
-      const uint2 v = *(const uint2 *)(highs + lane * 8);
-      high[0] = v.x, high[1] = v.y;
-    }
-    load_scales(highs + PKV_PACK_LANES * L::high + lane * L::scales,
-                tail + lane / 4 * (L::tail / PKV_PACK_ROWS));
+  __device__ __forceinline__ void take(const pkv_packed_bytes<TYPE> &b) {
+    take_codes(b, 0);
+    if constexpr (L::high >= 4) high[0] = b.high[0];
+    if constexpr (L::high == 8) high[1] = b.high[1];
+    take_scales(b.own, b.row);
   }
-  __device__ __forceinline__ void load_scales(const unsigned char *own, const unsigned char *row) {
+  __device__ __forceinline__ void take_scales(uint32_t own, uint32_t row) {
     if constexpr (L::scales == 4) {
-      const __half2 both = *(const __half2 *)own;
+      const __half2 both = pkv_as_half2(own);
       d[0] = d[1] = __low2half2(both);
       m = __high2half2(both);
     } else if constexpr (!super) {
-      d[0] = d[1] = __half2half2(*(const __half *)own);
+      d[0] = d[1] = __low2half2(pkv_as_half2(own));
     } else {
-      const __half2 factors = pkv_as_half2(__byte_perm(*(const uint16_t *)own, 0x64646464, 0x4140));
+      const __half2 factors = pkv_as_half2(__byte_perm(own, 0x64646464, 0x4140));
       if constexpr (pairs_of_scales) {
-        const __half2 both = __hmul2(__hsub2(factors, __float2half2_rn(1152.0f)),
-                                     __half2half2(*(const __half *)row));
+        const __half2 both =
+            __hmul2(__hsub2(factors, __float2half2_rn(1152.0f)), __low2half2(pkv_as_half2(row)));
         d[0] = __low2half2(both);
         d[1] = __high2half2(both);
       } else {
         const __half2 both =
-            __hmul2(__hsub2(factors, __float2half2_rn(1024.0f)), *(const __half2 *)row);
+            __hmul2(__hsub2(factors, __float2half2_rn(1024.0f)), pkv_as_half2(row));
         d[0] = d[1] = __low2half2(both);
         m = __high2half2(both);
       }
