@@ -78,7 +78,7 @@ typedef struct pkv_sched_queue {
   pkv_sched_class *classes; /* [PKV_SCHED_MAX_PRIORITIES], the most urgent first */
   int32_t class_count;
   uint32_t next_ord;
-  uint32_t gap; /* from one insertion's ord to the next: 1, more once something was put between */
+  uint32_t gap;   /* from one insertion's ord to the next: 1, more once something was put between */
   uint64_t moved; /* times that a request was given another ord */
   pkv_sched_deadline *deadlines; /* binary heap [max_requests]; NULL until there is one */
   uint32_t deadline_count;
