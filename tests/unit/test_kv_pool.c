@@ -279,7 +279,7 @@ static void create_torture(void **state) {
   o.kv_heads = 2, o.head_dim = 8, o.pages = 9;
   pkv_pool *pool;
   OK(pkv_pool_create(&pool, &o, &err));
-  assert_int_equal(test_alloc_torture(make_table, pool), 3);
+  assert_int_equal(test_alloc_torture(make_table, pool), 4);
   pkv_pool_stats s;
   pkv_pool_get_stats(&s, pool);
   assert_int_equal(s.pages_free, 9);
