@@ -56,20 +56,21 @@ class ToolCall(NamedTuple):
 
 
 def _call(value: Any, names: set[str]) -> ToolCall | None:
-    if not isinstance(value, dict) or value.get("name") not in names:
+    name = value.get("name") if isinstance(value, dict) else None
+    if not isinstance(name, str) or name not in names:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
-    return ToolCall(value["name"], arguments) if isinstance(arguments, dict) else None
+    return ToolCall(name, arguments) if isinstance(arguments, dict) else None
 
 
 def tool_calls(text: str, style: int, names: set[str]) -> tuple[str, tuple[ToolCall, ...]]:
     """(what is no call, the calls) of a whole answer. Only names of the request's own tools make a
-    call; everything else stays text."""
+    call; everything else stays text, whatever the model wrote."""
     marker = MARKERS.get(style)
     decoder = json.JSONDecoder()
     calls: list[ToolCall] = []
@@ -105,7 +106,7 @@ def _read_calls(
     while at < len(text) and text[at] == "{":
         try:
             value, end = decoder.raw_decode(text, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         call = _call(value, names)
         if call is None:

@@ -390,6 +390,32 @@ def test_tool_calls(style, text, content, calls):
     assert _engine_text.tool_calls(text, style, {"now", "find"}) == (content, tuple(calls))
 
 
+DEEP = 100000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": {"first": "now"}}',
+        '{"name": ["now"]}',
+        '{"name": null}',
+        "{" + '"a":{' * DEEP,
+        '{"name": "now", "arguments": ' + "[" * DEEP,
+        '{"name": "now", "arguments": "' + "[" * DEEP + '"}',
+        '{"name": "now", "arguments": {"n": ' + "9" * 5000 + "}}",
+    ],
+    ids=["object", "array", "null", "deep", "deep arguments", "deep text", "digits"],
+)
+def test_what_a_model_writes_instead_of_a_call_stays_text(text):
+    for style, whole in (
+        (_engine_text.LLAMA, text),
+        (_engine_text.SHOWN, text),
+        (_engine_text.TAGGED, f"<tool_call>{text}</tool_call>"),
+        (_engine_text.MISTRAL, f"[TOOL_CALLS] [{text}]"),
+    ):
+        assert _engine_text.tool_calls(whole, style, {"now"}) == (whole, ())
+
+
 def test_options_are_the_headers():
     assert "max_rows" in binding.OPTIONS and "cache_tokens" in binding.OPTIONS
     assert not set(binding.SETTINGS) - {name for name, *_ in pkv._abi.Request._fields_}
