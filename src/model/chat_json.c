@@ -12,7 +12,9 @@
 #include "model/json_text.h"
 
 #define MAX_VALUES 1048576u
-#define NAME       "the conversation"
+/* Of what arguments spell, in all: they are texts, which no bound on the conversation counts. */
+#define SPELT_VALUES 262144u
+#define NAME         "the conversation"
 
 static json_t *member(json_t *object, const char *key) {
   return json_object_get(object, key);
@@ -25,6 +27,20 @@ static void drop_nulls(json_t *object) {
   void *next;
   json_object_foreach_safe(object, next, key, value) {
     if (json_is_null(value)) (void)json_object_del(object, key);
+  }
+}
+
+static void count_values(size_t *items, size_t *members, json_t *json) {
+  size_t i;
+  const char *key;
+  json_t *value;
+  json_array_foreach(json, i, value) {
+    ++*items;
+    count_values(items, members, value);
+  }
+  json_object_foreach(json, key, value) {
+    ++*members;
+    count_values(items, members, value);
   }
 }
 
@@ -79,15 +95,16 @@ static pkv_status check_content(json_t *message, size_t i, pkv_error *err) {
   return PKV_OK;
 }
 
-/* The API has arguments as a text, templates want what it spells. */
-static pkv_status read_arguments(json_t *function, size_t i, size_t k, pkv_error *err) {
+/* The API has arguments as a text, templates want what it spells: up to *left values. */
+static pkv_status read_arguments(size_t *left, json_t *function, size_t i, size_t k,
+                                 pkv_error *err) {
   const json_t *const text = member(function, "arguments");
   if (text == NULL || json_is_object(text)) return PKV_OK;
   PKV_CHECK(err, json_is_string(text), PKV_E_INVALID,
             "messages[%zu].tool_calls[%zu].function.arguments must be a string or an object", i, k);
   const char *const p = json_string_value(text);
   const size_t n = json_string_length(text);
-  if (pkv_json_check_bounds(p, n, MAX_VALUES) != PKV_JSON_FITS) return PKV_OK;
+  if (pkv_json_check_bounds(p, n, *left) != PKV_JSON_FITS) return PKV_OK;
   json_t *const spelt = json_loadb(p, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
   if (!json_is_object(spelt)) { /* a model wrote it: it stays what it is */
     json_decref(spelt);
@@ -95,10 +112,13 @@ static pkv_status read_arguments(json_t *function, size_t i, size_t k, pkv_error
   }
   PKV_CHECK(err, json_object_set_new(function, "arguments", spelt) == 0, PKV_E_NOMEM,
             "no memory for messages[%zu].tool_calls[%zu]", i, k);
+  size_t values = 1, members = 0;
+  count_values(&values, &members, spelt);
+  *left -= values + members <= *left ? values + members : *left;
   return PKV_OK;
 }
 
-static pkv_status check_calls(json_t *message, size_t i, pkv_error *err) {
+static pkv_status check_calls(size_t *left, json_t *message, size_t i, pkv_error *err) {
   const json_t *const calls = member(message, "tool_calls");
   size_t k;
   json_t *call;
@@ -114,7 +134,7 @@ static pkv_status check_calls(json_t *message, size_t i, pkv_error *err) {
     json_t *const function = member(call, "function");
     PKV_CHECK(err, json_is_string(member(function, "name")), PKV_E_INVALID,
               "messages[%zu].tool_calls[%zu].function.name must be a string", i, k);
-    PKV_TRY(read_arguments(function, i, k, err));
+    PKV_TRY(read_arguments(left, function, i, k, err));
   }
   return PKV_OK;
 }
@@ -123,13 +143,14 @@ static pkv_status check_turns(const json_t *root, pkv_error *err) {
   const json_t *const list = json_object_get(root, "messages");
   size_t i;
   json_t *message;
+  size_t left = SPELT_VALUES;
   PKV_CHECK(err, json_is_array(list) && json_array_size(list) > 0, PKV_E_INVALID,
             "messages must be a list of at least one message");
   json_array_foreach(list, i, message) {
     PKV_CHECK(err, json_is_object(message), PKV_E_INVALID, "messages[%zu] must be an object", i);
     drop_nulls(message);
     PKV_TRY(check_role(message, i, err));
-    PKV_TRY(check_calls(message, i, err));
+    PKV_TRY(check_calls(&left, message, i, err));
     PKV_TRY(check_content(message, i, err));
   }
   return PKV_OK;
@@ -180,20 +201,6 @@ typedef struct value_store {
   pkv_template_value *items; /* the next free ones */
   pkv_template_member *members;
 } value_store;
-
-static void count_values(size_t *items, size_t *members, json_t *json) {
-  size_t i;
-  const char *key;
-  json_t *value;
-  json_array_foreach(json, i, value) {
-    ++*items;
-    count_values(items, members, value);
-  }
-  json_object_foreach(json, key, value) {
-    ++*members;
-    count_values(items, members, value);
-  }
-}
 
 static pkv_template_value convert(value_store *s, json_t *json) {
   pkv_template_value v = {.kind = PKV_TEMPLATE_NONE};

@@ -148,6 +148,35 @@ static void test_limits(void **state) {
   }
 }
 
+/* Of two calls with as many values, the second is beyond what arguments spell in all. */
+static void test_arguments_have_bounds(void **state) {
+  (void)state;
+  const size_t elements = 200000, size = 4 * elements + 512;
+  char *const json = malloc(size);
+  pkv_template_output out;
+  pkv_error err = {0};
+  assert_non_null(json);
+  size_t n =
+      (size_t)snprintf(json, size, "{\"messages\":[{\"role\":\"assistant\",\"tool_calls\":[");
+  for (int call = 0; call < 2; call++) {
+    n += (size_t)snprintf(json + n, size - n,
+                          "%s{\"function\":{\"name\":\"f\",\"arguments\":\"{\\\"a\\\":[1",
+                          call ? "," : "");
+    for (size_t i = 1; i < elements; i++, n += 2)
+      memcpy(json + n, ",1", 2);
+    n += (size_t)snprintf(json + n, size - n, "]}\"}}");
+  }
+  (void)snprintf(json + n, size - n, "]}]}");
+  assert_int_equal(render(&out,
+                          "{% for c in messages[0].tool_calls %}{{ c.function.arguments is string "
+                          "}} {% endfor %}",
+                          json, NULL, &err),
+                   PKV_OK);
+  assert_string_equal(out.text, "False True ");
+  pkv_template_output_free(&out);
+  free(json);
+}
+
 static void test_what_is_shown(void **state) {
   (void)state;
   static const struct {
@@ -245,9 +274,13 @@ static void test_no_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_refusals),          cmocka_unit_test(test_limits),
-      cmocka_unit_test(test_what_is_shown),     cmocka_unit_test(test_no_place_for_tools),
-      cmocka_unit_test(test_no_control_tokens), cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_refusals),
+      cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_what_is_shown),
+      cmocka_unit_test(test_no_place_for_tools),
+      cmocka_unit_test(test_no_control_tokens),
+      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_arguments_have_bounds),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
