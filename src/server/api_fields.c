@@ -9,8 +9,6 @@
 #include "base/log.h"
 #include "base/json_bounds.h"
 
-#define MAX_JSON_VALUES 262144
-
 bool pkv_api_refuse(pkv_api_error *error, int http, const char *code, const char *param,
                     const char *format, ...) {
   va_list args;
@@ -26,14 +24,14 @@ bool pkv_api_refuse(pkv_api_error *error, int http, const char *code, const char
 json_t *pkv_api_parse(pkv_api_error *error, const char *body, size_t bytes) {
   json_error_t where;
   memset(error, 0, sizeof *error);
-  switch (pkv_json_check_bounds(body, bytes, MAX_JSON_VALUES)) {
+  switch (pkv_json_check_bounds(body, bytes, PKV_API_VALUES)) {
   case PKV_JSON_TOO_DEEP:
     (void)pkv_api_refuse(error, 400, "json_too_deep", "", "the body nests deeper than %d",
                          PKV_JSON_DEPTH);
     return NULL;
   case PKV_JSON_TOO_MANY:
     (void)pkv_api_refuse(error, 400, "json_too_large", "", "the body has more than %d values",
-                         MAX_JSON_VALUES);
+                         PKV_API_VALUES);
     return NULL;
   case PKV_JSON_FITS:
     break;

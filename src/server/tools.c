@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/json_bounds.h"
 #include "base/status.h"
 #include "server/api_fields.h"
 #include "server/json_out.h"
@@ -217,74 +218,120 @@ static json_t *explain(const pkv_tools *tools) {
   return text;
 }
 
+/* What arguments spell, if that is no larger than a body may be; else they stay a string. */
+static json_t *spelled_out(const json_t *arguments) {
+  const char *const text = json_string_value(arguments);
+  const size_t bytes = json_string_length(arguments);
+  if (text == NULL || pkv_json_check_bounds(text, bytes, PKV_API_VALUES) != PKV_JSON_FITS)
+    return NULL;
+  return json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
+}
+
 /* A call as a model writes it: arguments that spell an object are that object. */
 static json_t *plain_call(const json_t *call) {
   const json_t *const function = json_object_get(call, "function");
-  const json_t *const written = json_object_get(function, "arguments");
-  json_t *const spelled = json_is_string(written)
-                              ? json_loadb(json_string_value(written), json_string_length(written),
-                                           JSON_REJECT_DUPLICATES, NULL)
-                              : NULL;
+  json_t *const spelled = spelled_out(json_object_get(function, "arguments"));
   json_t *const copy = json_copy(editable(function));
-  if (json_is_object(spelled)) (void)json_object_set(copy, "arguments", spelled);
+  const bool bad = json_is_object(spelled) && json_object_set(copy, "arguments", spelled) != 0;
   json_decref(spelled);
-  return copy;
+  if (!bad) return copy;
+  json_decref(copy);
+  return NULL;
 }
 
-/* What was said before the calls, then each on a line of its own; false: there is no memory. */
-static bool write_calls(pkv_buffer *text, const json_t *said, const json_t *calls) {
+/* Whether they are calls by the rules that every conversation is checked by afterwards. */
+static bool are_calls(const json_t *message, const json_t *calls) {
+  const char *const role = json_string_value(json_object_get(message, "role"));
   size_t i;
   const json_t *call;
-  bool good =
-      json_string_length(said) == 0 ||
-      pkv_buffer_append(text, json_string_value(said), json_string_length(said), NULL) == PKV_OK;
+  if (!json_is_array(calls) || role == NULL || strcmp(role, "assistant") != 0) return false;
   json_array_foreach(calls, i, call) {
-    if (good && text->size > 0) good = pkv_buffer_append(text, "\n", 1, NULL) == PKV_OK;
-    good = good && pkv_json_append(text, plain_call(call), NULL) == PKV_OK;
+    const json_t *const function = json_object_get(call, "function");
+    const json_t *const arguments = json_object_get(function, "arguments");
+    if (!json_is_string(json_object_get(function, "name")) ||
+        (arguments != NULL && !json_is_string(arguments) && !json_is_object(arguments)))
+      return false;
   }
-  return good;
+  return true;
 }
 
-/* A turn with calls as the text that the model wrote, a tool's result as the user's text. */
+/* Behind what a turn says, be that a text or parts; false: there is no memory. */
+static bool add_text(json_t *turn, const char *between, const char *text) {
+  json_t *const content = json_object_get(turn, "content");
+  const char *const said = json_string_value(content);
+  if (said != NULL || content == NULL || json_is_null(content))
+    return json_object_set_new(turn, "content",
+                               json_sprintf("%s%s%s", said != NULL ? said : "",
+                                            json_string_length(content) > 0 ? between : "",
+                                            text)) == 0;
+  if (!json_is_array(content)) return true; /* refused where all contents are checked */
+  json_t *const parts = json_copy(content);
+  json_t *const more = json_sprintf("%s%s", json_array_size(content) > 0 ? between : "", text);
+  const bool good =
+      json_array_append_new(parts, json_pack("{s:s, s:o}", "type", "text", "text", more)) == 0;
+  return json_object_set_new(turn, "content", parts) == 0 && good;
+}
+
+/* Each on a line of its own. */
+static bool add_calls(json_t *turn, const json_t *calls) {
+  pkv_buffer text;
+  size_t i;
+  const json_t *call;
+  bool good = true;
+  pkv_buffer_init(&text, PROMPT_BYTES, NULL);
+  json_array_foreach(calls, i, call) {
+    if (good && i > 0) good = pkv_buffer_append(&text, "\n", 1, NULL) == PKV_OK;
+    good = good && pkv_json_append(&text, plain_call(call), NULL) == PKV_OK;
+  }
+  good = good && (text.size == 0 || add_text(turn, "\n", text.data));
+  pkv_buffer_deinit(&text);
+  return good && json_object_del(turn, "tool_calls") == 0;
+}
+
+/* A turn with calls as the text that the model wrote, a tool's result as the user's text. What is
+   wrong stays as it is, to be refused where conversations are checked. NULL: there is no memory. */
 static json_t *plain_turn(const json_t *message) {
   const json_t *const calls = pkv_api_field(message, "tool_calls");
   const char *const role = json_string_value(json_object_get(message, "role"));
   json_t *const turn = json_copy(editable(message));
-  if (calls != NULL) {
-    pkv_buffer text;
-    pkv_buffer_init(&text, PROMPT_BYTES, NULL);
-    if (write_calls(&text, json_object_get(message, "content"), calls) && text.size > 0)
-      (void)json_object_set_new(turn, "content", json_stringn(text.data, text.size));
-    pkv_buffer_deinit(&text);
-    (void)json_object_del(turn, "tool_calls");
-  } else if (role != NULL && strcmp(role, "tool") == 0) {
-    (void)json_object_set_new(turn, "role", json_string("user"));
-  }
-  return turn;
+  bool good = turn != NULL;
+  if (good && calls != NULL && are_calls(message, calls))
+    good = add_calls(turn, calls);
+  else if (good && calls == NULL && role != NULL && strcmp(role, "tool") == 0)
+    good = json_object_set_new(turn, "role", json_string("user")) == 0;
+  if (good) return turn;
+  json_decref(turn);
+  return NULL;
 }
 
+/* Tells of the tools in the first turn, or in one before it. */
+static bool tell(json_t *turns, json_t *first, json_t *told) {
+  const char *const role = json_string_value(json_object_get(first, "role"));
+  if (role != NULL && strcmp(role, "system") == 0)
+    return add_text(first, "\n\n", json_string_value(told));
+  return json_array_append_new(turns, json_pack("{s:s, s:O}", "role", "system", "content", told)) ==
+         0;
+}
+
+/* NULL: there is no memory. */
 static json_t *plain_conversation(const pkv_tools *tools, const json_t *root) {
   json_t *const turns = json_array();
   size_t i;
   const json_t *message;
-  json_t *told = tools->list != NULL ? explain(tools) : NULL;
+  json_t *const told = tools->list != NULL ? explain(tools) : NULL;
+  bool good = tools->list == NULL || told != NULL;
   json_array_foreach(pkv_api_field(root, "messages"), i, message) {
-    json_t *const turn = plain_turn(message);
-    const char *const role = json_string_value(json_object_get(turn, "role"));
-    const char *const text = json_string_value(json_object_get(turn, "content"));
-    const bool system = i == 0 && role != NULL && strcmp(role, "system") == 0 && text != NULL;
-    if (told != NULL && system)
-      (void)json_object_set_new(turn, "content",
-                                json_sprintf("%s\n\n%s", text, json_string_value(told)));
-    else if (told != NULL)
-      (void)json_array_append_new(turns,
-                                  json_pack("{s:s, s:O}", "role", "system", "content", told));
-    json_decref(told);
-    told = NULL;
-    (void)json_array_append_new(turns, turn);
+    json_t *const turn = good ? plain_turn(message) : NULL;
+    good = turn != NULL && (i > 0 || told == NULL || tell(turns, turn, told));
+    if (good)
+      good = json_array_append_new(turns, turn) == 0;
+    else
+      json_decref(turn);
   }
-  json_decref(told); /* where there are no messages */
-  return json_pack("{s:o}", "messages", turns);
+  json_decref(told);
+  if (good) return json_pack("{s:o}", "messages", turns);
+  json_decref(turns);
+  return NULL;
 }
 
 static json_t *conversation(const pkv_tools *tools, const json_t *root) {

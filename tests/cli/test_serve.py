@@ -434,6 +434,34 @@ class Serve(ServerCase):
         self.assertIn("<|im_start|>user\nRain.<|im_end|>", prompt)
         self.refused(self.server.post("/apply-template", {"messages": turns, "tools": 5}), 400,
                      param="tools")
+        parts = [{"type": "text", "text": t} for t in ("I ", "look.")]
+        for content, shown in ((parts, "I look.\n{"), ([], "assistant\n{"), (None, "assistant\n{"),
+                               ("", "assistant\n{")):
+            turns[1]["content"] = content
+            prompt = self.server.post("/apply-template", {"messages": turns})[1]["prompt"]
+            self.assertIn(shown + '"name":"weather"', prompt)
+        turns[0] = {"role": "system", "content": parts}
+        prompt = self.server.post("/apply-template", {"messages": turns,
+                                                      "tools": self.TOOLS})[1]["prompt"]
+        self.assertIn("I look.\n\nYou may call these functions", prompt)
+
+    def test_wrong_calls(self):
+        """Calls that cannot be shown are refused, not left out."""
+        good = {"function": {"name": "f", "arguments": "{}"}}
+        for role, content, calls, word in (
+                ("assistant", "a", 5, "must be a list"), ("assistant", "a", {}, "must be a list"),
+                ("assistant", "a", [good, {}], "tool_calls[1].function.name"),
+                ("assistant", "a", [{"function": None}], "tool_calls[0].function.name"),
+                ("assistant", "a", [{"function": {"name": 5}}], "tool_calls[0].function.name"),
+                ("assistant", "a", [{"function": {"name": "f", "arguments": 5}}], "arguments"),
+                ("user", "a", [good], "only an assistant"),
+                ("assistant", 5, [good], "content must be"),
+                ("assistant", [{"type": "image"}], [good], "content[0] must be")):
+            answer = self.server.post("/v1/chat/completions", {"max_tokens": 2, "messages": [
+                {"role": "user", "content": "a"},
+                {"role": role, "content": content, "tool_calls": calls}]})
+            self.refused(answer, 400, param="messages")
+            self.assertIn(word, answer[1]["error"]["message"])
 
     def test_wrong_tools(self):
         good = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
@@ -822,6 +850,22 @@ class LongTexts(unittest.TestCase):
                 self.assertIn(b" 400 ", head.split(b"\r\n")[0])
                 self.assertEqual(json.loads(body)["error"]["code"], "context_length_exceeded")
         self.assertGreater(healthy, 10)
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_arguments_have_bounds(self):
+        """Arguments spell out what a body could hold; beyond that they stay a string."""
+        server = Server("--ctx", "512")
+        for text, spelt in (('{"a":' + "[" * 63 + "]" * 63 + "}", True),
+                            ('{"a":' + "[" * 64 + "]" * 64 + "}", False),
+                            ('{"a":[' + "1," * 262141 + "1]}", True),
+                            ('{"a":[' + "1," * 262142 + "1]}", False)):
+            body = server.post("/apply-template", {"messages": [
+                {"role": "user", "content": "And?"},
+                {"role": "assistant", "tool_calls": [
+                    {"function": {"name": "f", "arguments": text}}]}]})[1]
+            self.assertIn("prompt", body, text[:80])
+            shown = '"arguments":' + (text if spelt else json.dumps(text)) + "}"
+            self.assertTrue(shown in body["prompt"], text[:80])
         self.assertEqual(server.end(), (0, ""))
 
     def test_left_alone(self):
