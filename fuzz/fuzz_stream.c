@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Fuzz target of streamed answers: bytes as a model may write them, cut into pieces, become events.
- * First byte: whose interface (% 3), tools (bit 2), their style (bits 3 and 4), demanded (bit 5);
- * then each piece is a byte with its length and its bytes. Every event is one line of JSON; the
+ * First byte: whose interface (bits 0 and 1: completions, chat, llama.cpp's, chat again), tools
+ * (bit 2), their style (bits 3 and 4), demanded (bit 5), several calls (bit 6), usage (bit 7); then
+ * each piece is a byte with its length and its bytes. Every event is one line of JSON; the
  * text and the calls are those of a whole answer over the same bytes (R1, R4, R12).
  */
 #include "server/reply_text.h"

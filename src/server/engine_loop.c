@@ -18,7 +18,7 @@
 
 static void wake(const pkv_loop *loop) {
   const uint64_t one = 1;
-  /* It fails only when the counter is full, and then the reader is woken already. */
+  /* A full counter is no loss: the reader is woken already. Nothing else can be done here. */
   const ssize_t written = write(loop->options.wake_fd, &one, sizeof one);
   (void)written;
 }
