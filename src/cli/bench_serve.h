@@ -66,5 +66,10 @@ typedef struct bench_report {
   int32_t count;
 } bench_report;
 void bench_serve_report(FILE *file, const bench_report *report);
+/* Opened before anything is measured, so that a file that cannot be written fails at once; what it
+ * holds stays until it is closed with a report. */
+pkv_status bench_report_open(FILE **out, const char *path, pkv_error *err);
+pkv_status bench_report_close(FILE *file, const bench_report *report, const char *path,
+                              pkv_error *err);
 
 #endif

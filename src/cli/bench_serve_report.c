@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The page of `pkv bench serve --report`: tables and SVG, nothing fetched from anywhere. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/status.h"
 #include "cli/bench_serve.h"
 
 #define PLOT_WIDTH  640
@@ -161,4 +165,22 @@ void bench_serve_report(FILE *file, const bench_report *report) {
     values[i] = (double)report->outcomes[i].prefill_tokens;
   bars(file, report, "Prompt tokens computed", "tokens", values);
   (void)fputs("</body></html>\n", file);
+}
+
+pkv_status bench_report_open(FILE **out, const char *path, pkv_error *err) {
+  *out = fopen(path, "ae");
+  PKV_CHECK(err, *out != NULL, PKV_E_IO, "cannot open %s: %s", path, strerror(errno));
+  return PKV_OK;
+}
+
+pkv_status bench_report_close(FILE *file, const bench_report *report, const char *path,
+                              pkv_error *err) {
+  struct stat about;
+  bool good = fstat(fileno(file), &about) == 0 &&
+              (!S_ISREG(about.st_mode) || ftruncate(fileno(file), 0) == 0);
+  if (good) bench_serve_report(file, report);
+  good = good && ferror(file) == 0;
+  good = fclose(file) == 0 && good;
+  PKV_CHECK(err, good, PKV_E_IO, "cannot write %s: %s", path, strerror(errno));
+  return PKV_OK;
 }

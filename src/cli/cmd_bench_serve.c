@@ -56,7 +56,7 @@ typedef struct bench_serve {
   pkv_engine_options engine;
   pkv_model *model;
   bench_model_run about;
-  FILE *csv;
+  FILE *csv, *report; /* NULL = none */
   json_t *rows;
 } bench_serve;
 
@@ -139,23 +139,18 @@ static pkv_status open_csv(bench_serve *b, pkv_error *err) {
   return status;
 }
 
-static pkv_status write_report(const bench_serve *b, pkv_error *err) {
+static pkv_status write_report(bench_serve *b, pkv_error *err) {
   pkv_buffer command;
-  if (b->o->report == NULL) return PKV_OK;
+  if (b->report == NULL) return PKV_OK;
   pkv_buffer_init(&command, 4096, NULL);
-  pkv_status status = pkv_options_text(&command, b->cli->command, b->o, "", err);
-  FILE *const file = status == PKV_OK ? fopen(b->o->report, "w") : NULL;
-  if (status == PKV_OK && file == NULL)
-    status = PKV_FAIL(err, PKV_E_IO, "cannot open %s", b->o->report);
-  if (file != NULL) {
-    char words[4096 + 8];
-    (void)snprintf(words, sizeof words, "pkv %s", command.data);
-    const bench_report report = {b->about.model, words,        b->about.run.device,
+  pkv_status status = pkv_buffer_append(&command, "pkv ", 4, err);
+  if (status == PKV_OK) status = pkv_options_text(&command, b->cli->command, b->o, "", err);
+  if (status == PKV_OK) {
+    const bench_report report = {b->about.model, command.data, b->about.run.device,
                                  &b->workload,   b->schedules, b->outcomes,
                                  b->count};
-    bench_serve_report(file, &report);
-    const bool bad = ferror(file) != 0;
-    if (fclose(file) != 0 || bad) status = PKV_FAIL(err, PKV_E_IO, "cannot write %s", b->o->report);
+    status = bench_report_close(b->report, &report, b->o->report, err);
+    b->report = NULL;
   }
   pkv_buffer_deinit(&command);
   return status;
@@ -165,6 +160,7 @@ static pkv_status work(bench_serve *b, pkv_error *err) {
   const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
   PKV_TRY(pkv_model_open_named(&b->model, b->o->model, &model_options, err));
   PKV_TRY(open_csv(b, err));
+  if (b->o->report != NULL) PKV_TRY(bench_report_open(&b->report, b->o->report, err));
   if (b->rows == NULL)
     (void)printf("%-16s %8s %9s %7s  %23s  %15s  %7s  %5s %8s %7s\n%-16s %8s %9s %7s  %7s %7s %7s  "
                  "%7s %7s  %7s  %5s %8s %7s\n",
@@ -198,6 +194,7 @@ static int run_all(bench_serve *b) {
   if (o->json) b->rows = json_array();
   const pkv_status status = work(b, &err);
   if (b->csv != NULL) (void)fclose(b->csv);
+  if (b->report != NULL) (void)fclose(b->report);
   pkv_model_close(b->model);
   if (status != PKV_OK) {
     json_decref(b->rows);

@@ -74,6 +74,7 @@ typedef struct demo {
   bench_outcome outcomes[PKV_BENCH_SCHEDULES];
   bench_workload workload;
   int32_t schedule_count;
+  FILE *report; /* NULL = none */
 } demo;
 
 /* Leading tokens that two prompts have in common. */
@@ -330,25 +331,28 @@ static pkv_status serve_all(demo *d, pkv_error *err) {
   return PKV_OK;
 }
 
-static pkv_status write_report(const demo *d, pkv_error *err) {
+static pkv_status open_report(demo *d, pkv_error *err) {
+  const char *const path = d->options->report;
+  return d->schedule_count > 0 && path[0] != '\0' ? bench_report_open(&d->report, path, err)
+                                                  : PKV_OK;
+}
+
+static pkv_status write_report(demo *d, pkv_error *err) {
   const char *const path = d->options->report;
   pkv_buffer command;
-  if (d->schedule_count == 0 || d->interrupted || path[0] == '\0') return PKV_OK;
+  if (d->report == NULL || d->interrupted) return PKV_OK;
   pkv_model_info info = PKV_MODEL_INFO_INIT;
   pkv_model_get_info(&info, d->model);
   pkv_buffer_init(&command, 4096, NULL);
   pkv_status status = pkv_buffer_append(&command, "pkv ", 4, err);
   if (status == PKV_OK) status = pkv_options_text(&command, d->cli->command, d->options, "", err);
-  FILE *const file = status == PKV_OK ? fopen(path, "w") : NULL;
-  if (status == PKV_OK && file == NULL) status = PKV_FAIL(err, PKV_E_IO, "cannot open %s", path);
-  if (file != NULL) {
+  if (status == PKV_OK) {
     bench_model_run about;
     bench_model_describe(&about, "auto", d->options->model);
     const bench_report report = {info.name,    command.data, about.run.device, &d->workload,
                                  d->schedules, d->outcomes,  d->schedule_count};
-    bench_serve_report(file, &report);
-    const bool bad = ferror(file) != 0;
-    if (fclose(file) != 0 || bad) status = PKV_FAIL(err, PKV_E_IO, "cannot write %s", path);
+    status = bench_report_close(d->report, &report, path, err);
+    d->report = NULL;
   }
   pkv_buffer_deinit(&command);
   if (status == PKV_OK && !d->options->json) (void)printf("\nPlots: %s\n", path);
@@ -414,6 +418,7 @@ static pkv_status work(demo *d, pkv_error *err) {
   const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
   pkv_model_info info = PKV_MODEL_INFO_INIT;
   PKV_TRY(pkv_model_open_named(&d->model, d->options->model, &model_options, err));
+  PKV_TRY(open_report(d, err));
   pkv_model_get_info(&info, d->model);
   for (int i = 0; i < d->count; i++)
     pkv_text_stream_init(&d->answers[i].stream, d->model, ANSWER_BYTES);
@@ -462,13 +467,14 @@ static int run(const pkv_cli *cli, const void *opaque) {
   pkv_terminal_clear(&d->terminal);
   if (status == PKV_OK && !d->interrupted && !options->json) print_table(d);
   if (status == PKV_OK) status = serve_all(d, &err);
+  const pkv_status measured = status;
   if (status == PKV_OK) status = write_report(d, &err);
-  if (status != PKV_OK)
-    code = pkv_cli_fail(cli, &err);
-  else if (d->interrupted)
+  if (d->interrupted)
     code = PKV_EXIT_INTERRUPTED;
-  else if (options->json)
+  else if (measured == PKV_OK && options->json)
     code = print_json(d);
+  if (status != PKV_OK) code = pkv_cli_fail(cli, &err);
+  if (d->report != NULL) (void)fclose(d->report);
   pkv_engine_destroy(d->engine);
   for (int i = 0; i < d->count; i++)
     pkv_text_stream_deinit(&d->answers[i].stream);

@@ -389,7 +389,9 @@ pkv_status pkv_demo_serve(bench_outcome *out, pkv_model *model, const pkv_engine
   pkv_error ending = {PKV_OK, "", ""};
   pkv_status status = server.port != 0 ? run_load(out, &server, load, err) : PKV_OK;
   const pkv_status ended = stop_server(&server, &ending);
-  if (status != PKV_OK || ended == PKV_OK) return status;
+  /* The server's own reason explains why its clients failed; that it cancelled what they left
+     behind does not. */
+  if (ended == PKV_OK || (status != PKV_OK && ended == PKV_E_STATE)) return status;
   if (err != NULL) *err = ending;
   return ended;
 }

@@ -520,6 +520,14 @@ class Run(unittest.TestCase):
         for words in ("tree/marginal", "<svg", "<code>pkv demo", "Tokens a second"):
             self.assertIn(words, text)
         self.assertNotIn("http://", text.replace("http://www.w3.org", ""))
+        # What cannot be written is told before anything is measured.
+        code, out, err = pkv(*args[:-1], os.path.join(folder.name, "none", "demo.html"))
+        self.assertEqual((code, out), (1, b""))
+        self.assertIn("No such file", err)
+        if os.path.exists("/dev/full"):  # and a run that is over is shown
+            code, out, err = pkv(*args[:-1], "/dev/full", "--json")
+            self.assertEqual((code, len(json.loads(out)["schedules"])), (1, 2))
+            self.assertIn("cannot write /dev/full", err)
         args = args[:-2] + ["--schedules", "", "--report", ""]
         self.assertEqual(pkv(*args[:-3], "best", "--json")[0], 2)
         self.assertEqual(len(result["answers"]), 6)
