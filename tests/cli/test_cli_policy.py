@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -144,6 +145,30 @@ class Policy(unittest.TestCase):
         self.assertIn("cannot write " + again, err)
         self.assertEqual(read(again + ".points"), read(self.profile + ".points"))
         self.assertFalse(os.path.exists(again + ".new"))
+
+    def test_what_out_is(self):
+        """A link stays a link, a file keeps its mode, and what is no file is written as it is."""
+        real, link = (os.path.join(self.folder.name, n) for n in ("real.profile", "link.profile"))
+        with open(real, "w", encoding="utf-8") as file:
+            file.write("the profile of last week\n")
+        os.chmod(real, 0o640)
+        os.symlink("real.profile", link)
+        pipe = os.path.join(self.folder.name, "pipe.profile")
+        os.mkfifo(pipe)
+        for out in (link, pipe):
+            shutil.copy(self.profile + ".points", out + ".points")
+        code, _, err = pkv("calibrate", "--out", link, *SMALL)
+        self.assertEqual(code, 0, err)
+        self.assertTrue(os.path.islink(link))
+        self.assertEqual(os.stat(real).st_mode & 0o7777, 0o640)
+        self.assertTrue(read(real).startswith("pkv-profile "))
+        self.assertFalse(os.path.exists(real + ".new"))
+        end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, end)
+        code, _, err = pkv("calibrate", "--out", pipe, *SMALL)
+        self.assertEqual(code, 0, err)
+        self.assertTrue(os.read(end, 65536).startswith(b"pkv-profile "))
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
 
     def test_other_setup_is_refused(self):
         code, _, err = pkv("calibrate", "--out", self.profile, *SMALL, "--repeats", "3")
