@@ -78,7 +78,7 @@ typedef struct pkv_sched_queue {
   pkv_sched_class *classes; /* [PKV_SCHED_MAX_PRIORITIES], the most urgent first */
   int32_t class_count;
   uint32_t next_ord;
-  uint32_t gap;   /* from one insertion's ord to the next: 1, more once something was put between */
+  uint32_t gap;   /* between insertions: 1, or more from one put between to an empty queue */
   uint64_t moved; /* times that a request was given another ord */
   pkv_sched_deadline *deadlines; /* binary heap [max_requests]; NULL until there is one */
   uint32_t deadline_count;
@@ -155,12 +155,12 @@ int64_t pkv_sched_base_key(const pkv_sched *s, uint32_t slot, int64_t length8);
 
 pkv_status pkv_sched_queue_init(pkv_sched *s, pkv_error *err);
 void pkv_sched_queue_deinit(pkv_sched *s);
-/* E_LIMIT: one priority too many, or a request has seen 2^31 insertions. E_NOMEM: the heap of
- * deadlines. */
+/* E_LIMIT: one priority too many, or the next `ord` would be 2^31 behind a request's, which is
+ * 2^31 / gap insertions. E_NOMEM: the heap of deadlines. */
 pkv_status pkv_sched_queue_ready(pkv_sched *s, int32_t class_priority, bool deadline,
                                  pkv_error *err);
 /* The `ord` of a new request ahead of `before`, NONE = behind all. Neighbours may get others.
- * E_LIMIT: a request would be 2^31 behind. */
+ * After queue_ready, which answers for NONE. E_LIMIT: a request would be 2^31 behind. */
 pkv_status pkv_sched_queue_place(uint32_t *ord, pkv_sched *s, uint32_t before, pkv_error *err);
 /* Checked before; the cell has its `ord`. */
 void pkv_sched_queue_insert(pkv_sched *s, uint32_t slot, uint32_t before, int64_t deadline_ns);

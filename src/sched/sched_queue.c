@@ -68,10 +68,20 @@ static pkv_sched_class *class_for(pkv_sched_queue *q, int32_t priority) {
 
 static void drop_class(pkv_sched_queue *q, pkv_sched_class *c) {
   q->class_count--;
+  if (q->class_count == 0) q->gap = 1; /* nobody is left that others went ahead of */
   memmove(c, c + 1, (size_t)(q->class_count - (c - q->classes)) * sizeof *c);
 }
 
 /* ---- coming and going ---- */
+
+/* Whether the next insertion can be told from `ord`, which is the request's or just ahead of it. */
+static pkv_status check_reach(const pkv_sched *s, uint32_t slot, uint32_t ord, pkv_error *err) {
+  const pkv_sched_queue *q = &s->queue;
+  PKV_CHECK(err, q->next_ord - ord < (uint32_t)INT32_MAX, PKV_E_LIMIT,
+            "request %llu has seen %u insertions: it must leave first",
+            (unsigned long long)s->reqs[slot].id, ((uint32_t)1 << 31) / q->gap);
+  return PKV_OK;
+}
 
 pkv_status pkv_sched_queue_ready(pkv_sched *s, int32_t class_priority, bool deadline,
                                  pkv_error *err) {
@@ -81,9 +91,7 @@ pkv_status pkv_sched_queue_ready(pkv_sched *s, int32_t class_priority, bool dead
             class_priority, PKV_SCHED_MAX_PRIORITIES);
   for (int32_t i = 0; i < q->class_count; i++) {
     const uint32_t head = q->classes[i].head;
-    PKV_CHECK(err, q->next_ord - s->cells[head].k.ord < (uint32_t)INT32_MAX, PKV_E_LIMIT,
-              "request %llu has seen 2^31 insertions: it must leave first",
-              (unsigned long long)s->reqs[head].id);
+    PKV_TRY(check_reach(s, head, s->cells[head].k.ord, err));
   }
   if (deadline && q->deadlines == NULL) {
     q->deadlines = pkv_sched_take(s, s->capacity, sizeof *q->deadlines);
@@ -185,10 +193,7 @@ pkv_status pkv_sched_queue_place(uint32_t *ord, pkv_sched *s, uint32_t before, p
   const uint32_t older = s->reqs[before].older;
   if (older == PKV_SCHED_NONE) {
     *ord = s->cells[before].k.ord - GAP;
-    PKV_CHECK(err, q->next_ord - *ord < (uint32_t)INT32_MAX, PKV_E_LIMIT,
-              "request %llu has seen 2^31 insertions: it must leave first",
-              (unsigned long long)s->reqs[before].id);
-    return PKV_OK;
+    return check_reach(s, before, *ord, err);
   }
   if (s->cells[before].k.ord - s->cells[older].k.ord < 2) PKV_TRY(spread(s, before, err));
   *ord = s->cells[older].k.ord + (s->cells[before].k.ord - s->cells[older].k.ord) / 2;

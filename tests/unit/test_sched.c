@@ -285,7 +285,7 @@ static void insertions_wrap(void **state) {
   s->queue.next_ord = (uint32_t)INT32_MAX - 1;
   sd_insert(s, 2, NULL, 0);
   r.id = 3;
-  REFUSED(pkv_sched_insert(s, &r, &err), PKV_E_LIMIT, "request 1 has seen 2^31 insertions");
+  REFUSED(pkv_sched_insert(s, &r, &err), PKV_E_LIMIT, "request 1 has seen 2147483648 insertions");
   assert_int_equal(pkv_sched_cancel(s, 1, &err), PKV_OK);
   sd_insert(s, 3, NULL, 0);
   sd_insert(s, 4, NULL, 0);
@@ -403,6 +403,38 @@ static void no_room_ahead(void **state) {
   assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
   for (uint64_t id = 1; id <= 4; id++)
     if (id != 3) assert_int_equal(sd_admit_best(s), id);
+  pkv_sched_destroy(s);
+}
+
+/* Numbers go faster once one was put ahead of another: the limit is met by ordinary insertions too,
+   and the old pace returns with an empty queue. */
+static void gaps_are_counted(void **state) {
+  (void)state;
+  pkv_sched_options o = PKV_SCHED_OPTIONS_INIT;
+  pkv_sched *s = sd_create(&o);
+  pkv_sched_request r = PKV_SCHED_REQUEST_INIT;
+  insert_ahead(s, 1, 0);
+  insert_ahead(s, 2, 1);
+  const uint32_t gap = s->queue.gap, oldest = s->queue.next_ord - 1 - gap;
+  assert_true(gap > 1);
+  s->queue.next_ord = oldest + (uint32_t)INT32_MAX - 1;
+  insert_ahead(s, 3, 0);
+  assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
+  r.id = 4;
+  char text[64];
+  (void)snprintf(text, sizeof text, "request 2 has seen %u insertions", (1u << 31) / gap);
+  REFUSED(pkv_sched_insert(s, &r, &err), PKV_E_LIMIT, text);
+  REFUSED(pkv_sched_insert_before(s, &r, 3, &err), PKV_E_LIMIT, text);
+  assert_int_equal(pkv_sched_check(s, &err), PKV_OK);
+  assert_int_equal(pkv_sched_cancel(s, 2, &err), PKV_OK);
+  assert_int_equal(pkv_sched_cancel(s, 1, &err), PKV_OK);
+  assert_int_equal(s->queue.gap, gap);
+  assert_int_equal(pkv_sched_cancel(s, 3, &err), PKV_OK);
+  assert_int_equal(s->queue.gap, 1);
+  insert_ahead(s, 4, 0);
+  insert_ahead(s, 5, 0);
+  for (uint64_t id = 4; id <= 5; id++)
+    assert_int_equal(sd_admit_best(s), id);
   pkv_sched_destroy(s);
 }
 
@@ -724,25 +756,16 @@ static void bytes_a_request(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(options_are_checked),
-      cmocka_unit_test(requests_are_checked),
-      cmocka_unit_test(priorities_are_limited),
-      cmocka_unit_test(empty_and_single),
-      cmocka_unit_test(cancel_everything),
-      cmocka_unit_test(clock_going_backwards),
-      cmocka_unit_test(deadlines_move_up),
-      cmocka_unit_test(bypasses_are_bounded),
-      cmocka_unit_test(page_budgets),
-      cmocka_unit_test(lpm_and_dfs_weight),
-      cmocka_unit_test(lpm_falls_back),
-      cmocka_unit_test(lpm_in_batch),
-      cmocka_unit_test(digests_are_cumulative),
-      cmocka_unit_test(insertions_wrap),
-      cmocka_unit_test(ahead_of_another),
-      cmocka_unit_test(moves_are_few),
-      cmocka_unit_test(no_room_ahead),
-      cmocka_unit_test(allocations_fail),
-      cmocka_unit_test(hot_path_allocates_nothing),
+      cmocka_unit_test(options_are_checked),    cmocka_unit_test(requests_are_checked),
+      cmocka_unit_test(priorities_are_limited), cmocka_unit_test(empty_and_single),
+      cmocka_unit_test(cancel_everything),      cmocka_unit_test(clock_going_backwards),
+      cmocka_unit_test(deadlines_move_up),      cmocka_unit_test(bypasses_are_bounded),
+      cmocka_unit_test(page_budgets),           cmocka_unit_test(lpm_and_dfs_weight),
+      cmocka_unit_test(lpm_falls_back),         cmocka_unit_test(lpm_in_batch),
+      cmocka_unit_test(digests_are_cumulative), cmocka_unit_test(insertions_wrap),
+      cmocka_unit_test(ahead_of_another),       cmocka_unit_test(moves_are_few),
+      cmocka_unit_test(no_room_ahead),          cmocka_unit_test(gaps_are_counted),
+      cmocka_unit_test(allocations_fail),       cmocka_unit_test(hot_path_allocates_nothing),
       cmocka_unit_test(bytes_a_request),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
