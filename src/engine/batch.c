@@ -201,7 +201,7 @@ static bool needs_logits(const pkv_seq *s, int32_t position) {
 /* The row's pages, where they are not there already: hundreds a row, of which one changes now and
    then. A row of one token is the last of its request: all pages are copied. */
 static void copy_table(const pkv_engine *e, pkv_q_class *c, int32_t row, int32_t length) {
-  const uint32_t change = pkv_table_change(e->table, row);
+  const uint64_t change = pkv_table_change(e->table, row);
   if (c->held != NULL) {
     c->changed[c->rows] = c->held[c->rows] != change;
     c->held[c->rows] = change;

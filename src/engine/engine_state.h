@@ -100,7 +100,7 @@ typedef struct pkv_q_class {
   int32_t *table;   /* [max_rows, max_pages]: copies of the block table's rows */
   /* Of decoding rows, [max_rows], else NULL: which change of the block table a copy is, 0 = none;
      whether it is another one since the last step. */
-  uint32_t *held;
+  uint64_t *held;
   uint8_t *changed;
   void *plan;
   size_t plan_bytes;

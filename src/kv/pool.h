@@ -37,8 +37,8 @@ void pkv_pool_drop(pkv_pool *pool, int32_t page);
 /* From now on pages are copied, whole, by `copy`. */
 void pkv_pool_set_copy(pkv_pool *pool, void (*copy)(void *ctx, int32_t to, int32_t from),
                        void *ctx);
-/* A number that is another one whenever the row's pages are. */
-uint32_t pkv_table_change(const pkv_table *table, int32_t row);
+/* A number that is another one whenever the row's pages are; 0 = it never had any. */
+uint64_t pkv_table_change(const pkv_table *table, int32_t row);
 /* Copies the first `tokens` tokens of a page in all layers. */
 void pkv_pool_copy_page(pkv_pool *pool, int32_t to, int32_t from, int32_t tokens);
 

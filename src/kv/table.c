@@ -14,8 +14,8 @@ struct pkv_table {
   int32_t rows, max_pages, page_tokens;
   int32_t *pages;   /* [rows, max_pages]; -1 past a row's last page */
   int32_t *seq_len; /* [rows] */
-  uint32_t changes; /* of any row's pages ... */
-  uint32_t *change; /* ... and the last one's number, [rows] */
+  uint64_t changes; /* of any row's pages ... */
+  uint64_t *change; /* ... and the last one's number, [rows] */
 };
 
 static size_t entries(const pkv_table *t) {
@@ -70,7 +70,7 @@ static void note_change(pkv_table *t, int32_t row) {
   t->change[row] = ++t->changes;
 }
 
-uint32_t pkv_table_change(const pkv_table *table, int32_t row) {
+uint64_t pkv_table_change(const pkv_table *table, int32_t row) {
   return table->change[row];
 }
 
