@@ -146,6 +146,9 @@ typedef struct pkv_dense_sample_row {
   int64_t position;
 } pkv_dense_sample_row;
 
+/* A candidate is a logit and a token of 24 bits. */
+#define PKV_DENSE_SAMPLED_VOCAB (1 << 24)
+
 /* ids[i]: the token of row i, -1 where a logit is not finite. */
 typedef struct pkv_dense_sample_params {
   int32_t m, vocab;    /* vocab: tokens that may be sampled */
@@ -198,7 +201,7 @@ typedef struct pkv_dense_ops {
   int32_t (*prefill_takes)(pkv_executor *executor, const pkv_dense_prefill_params *p);
   pkv_status (*prefill)(pkv_executor *executor, const pkv_dense_prefill_params *p, void *stream,
                         pkv_error *err);
-  /* 1: `sample` takes rows; 0: greedy only. */
+  /* 1: `sample` takes rows, of PKV_DENSE_SAMPLED_VOCAB tokens at most; 0: greedy only. */
   int32_t (*samples)(pkv_executor *executor);
   size_t (*sample_bytes)(int32_t m, int32_t vocab);
   pkv_status (*sample)(pkv_executor *executor, const pkv_dense_sample_params *p, void *stream,

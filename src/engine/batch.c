@@ -60,6 +60,14 @@ static pkv_status create_plans(pkv_engine *e, pkv_q_class *c, size_t *workspace,
   return PKV_OK;
 }
 
+/* Each request has at most one row of a class but of the largest. */
+int32_t pkv_batch_max_rows(const pkv_engine *engine, int32_t q_len) {
+  const pkv_engine_options *o = &engine->options;
+  const int32_t rows = o->prefill_chunk / q_len;
+  if (q_len == 1) return o->max_rows;
+  return q_len < PKV_Q_LARGEST && rows > o->max_rows ? o->max_rows : rows;
+}
+
 static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_error *err) {
   pkv_q_class *const c = &e->classes[index];
   const int32_t q_len = 1 << index;
@@ -70,10 +78,7 @@ static pkv_status create_class(pkv_engine *e, int index, size_t *workspace, pkv_
   c->shape.head_dim = e->shape.head_dim;
   c->shape.page_tokens = e->options.page_tokens;
   c->shape.q_len = q_len;
-  /* Each request has at most one row of a class but of the largest. */
-  c->max_rows = e->options.prefill_chunk / q_len;
-  if (q_len < PKV_Q_LARGEST && c->max_rows > e->options.max_rows) c->max_rows = e->options.max_rows;
-  if (q_len == 1) c->max_rows = e->options.max_rows;
+  c->max_rows = pkv_batch_max_rows(e, q_len);
   if (c->max_rows == 0) return PKV_OK;
   c->shares =
       q_len == 1 && e->options.route == PKV_ROUTE_SHARED && e->options.policy == PKV_POLICY_FIXED;

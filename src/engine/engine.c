@@ -70,24 +70,31 @@ static pkv_status default_cache(pkv_engine *e, pkv_error *err) {
   return PKV_OK;
 }
 
-static pkv_status resolve_options(pkv_engine *e, pkv_error *err) {
+/* All but what follows from the cache's size: a device has its weights first. */
+static void resolve_options(pkv_engine *e) {
   pkv_engine_options *const o = &e->options;
+  o->max_rows = or_default(o->max_rows, DEFAULT_ROWS);
   o->page_tokens = or_default(o->page_tokens, DEFAULT_PAGE);
   o->max_requests = or_default(o->max_requests, DEFAULT_REQUESTS);
   o->prefill_chunk =
-      or_default(o->prefill_chunk, e->weights != NULL ? DEVICE_CHUNK : DEFAULT_CHUNK);
+      or_default(o->prefill_chunk, o->device != PKV_DEVICE_CPU ? DEVICE_CHUNK : DEFAULT_CHUNK);
   o->prefill_beside = or_default(o->prefill_beside, o->prefill_chunk);
   if (o->prefill_beside > o->prefill_chunk) o->prefill_beside = o->prefill_chunk;
   o->max_seq_len = or_default(o->max_seq_len, e->shape.context);
   if (o->max_seq_len > e->shape.context) o->max_seq_len = e->shape.context;
   if (o->max_requests < o->max_rows) o->max_rows = o->max_requests;
+  e->max_pages = pkv_pages_for(e, o->max_seq_len);
+  e->max_tokens = o->max_rows + o->prefill_chunk;
+  e->max_logits = o->max_rows + PKV_SCORE_TOKENS;
+}
+
+static pkv_status resolve_cache(pkv_engine *e, pkv_error *err) {
+  pkv_engine_options *const o = &e->options;
   if (o->cache_tokens == 0) PKV_TRY(default_cache(e, err));
   if (o->cache_tokens < o->max_seq_len) o->max_seq_len = (int32_t)o->cache_tokens;
   if (o->route == PKV_ROUTE_AUTO)
     o->route = o->prefix_sharing ? PKV_ROUTE_SHARED : PKV_ROUTE_BALANCED;
   e->max_pages = pkv_pages_for(e, o->max_seq_len);
-  e->max_tokens = o->max_rows + o->prefill_chunk;
-  e->max_logits = o->max_rows + PKV_SCORE_TOKENS;
   return PKV_OK;
 }
 
@@ -166,9 +173,9 @@ static pkv_status create_executor(pkv_engine *e, pkv_error *err) {
 static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   pkv_forward_options forward = {0};
   if (e->executor == NULL) PKV_TRY(create_executor(e, err));
-  e->options.max_rows = or_default(e->options.max_rows, DEFAULT_ROWS);
+  resolve_options(e);
   if (e->options.device != PKV_DEVICE_CPU) PKV_TRY(pkv_engine_device_begin(e, err));
-  PKV_TRY(resolve_options(e, err));
+  PKV_TRY(resolve_cache(e, err));
   PKV_TRY(find_ends(e, err));
   PKV_TRY(create_requests(e, err));
   PKV_TRY(pkv_batch_create(e, &forward.workspace_bytes, err));

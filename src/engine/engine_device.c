@@ -17,10 +17,29 @@ static size_t page_bytes(const pkv_engine *e) {
          pkv_dtype_bytes(e->options.kv_dtype);
 }
 
-/* K and V of all layers. */
+/* K and V of all layers; SIZE_MAX where that is no size any more. */
 static size_t pages_bytes(const pkv_engine *e, int64_t pages) {
-  return 2 * (size_t)e->shape.layers *
-         (((size_t)pages * page_bytes(e) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT);
+  size_t bytes = 0;
+  if (!pkv_mul_size(&bytes, (size_t)pages, page_bytes(e)) ||
+      !pkv_add_size(&bytes, bytes, ALIGNMENT - 1) ||
+      !pkv_mul_size(&bytes, bytes / ALIGNMENT * ALIGNMENT, 2 * (size_t)e->shape.layers))
+    return SIZE_MAX;
+  return bytes;
+}
+
+static pkv_device_forward_options forward_options(const pkv_engine *e) {
+  pkv_device_forward_options o = {0};
+  o.max_tokens = e->max_tokens;
+  o.max_logits = e->max_logits;
+  for (int i = 0; i < PKV_Q_CLASSES; i++)
+    o.max_rows[i] = pkv_batch_max_rows(e, 1 << i);
+  o.max_seq_len = e->options.max_seq_len;
+  o.page_tokens = e->options.page_tokens;
+  o.max_pages = e->max_pages;
+  o.sampled_vocab = e->vocab;
+  o.kv_dtype = e->options.kv_dtype;
+  o.allocator = &e->allocator;
+  return o;
 }
 
 static pkv_status check_options(const pkv_engine *e, pkv_error *err) {
@@ -39,10 +58,29 @@ static pkv_status check_options(const pkv_engine *e, pkv_error *err) {
   return PKV_OK;
 }
 
+static size_t with_reserve(size_t bytes) {
+  return bytes < SIZE_MAX - RESERVE ? bytes + RESERVE : SIZE_MAX;
+}
+
+/* What has to stay free behind the weights: the reserve, the buffers of a step, and the cache that
+   was asked for, else one that holds the longest request and is nine tenths of what is left. */
+static size_t keep_free(const pkv_engine *e) {
+  const int64_t asked = e->options.cache_tokens, page = e->options.page_tokens;
+  const int64_t tokens = asked > 0 ? asked : e->options.max_seq_len;
+  const size_t cache = pages_bytes(e, (tokens + page - 1) / page);
+  const pkv_device_forward_options o = forward_options(e);
+  if (e->executor->dense == NULL) return 0; /* no device: refused next */
+  const size_t buffers = pkv_device_forward_bytes(e->model, e->executor, &o);
+  size_t keep = 0;
+  if (asked > 0) return pkv_add_size(&keep, cache, buffers) ? with_reserve(keep) : SIZE_MAX;
+  const size_t tenth = cache / 9 + 1 > buffers ? cache / 9 + 1 : buffers;
+  return pkv_mul_size(&keep, tenth, 10) ? with_reserve(keep) : SIZE_MAX;
+}
+
 pkv_status pkv_engine_device_begin(pkv_engine *e, pkv_error *err) {
   PKV_TRY(check_options(e, err));
   PKV_TRY(pkv_device_weights_create(&e->weights, e->model, e->executor, e->options.max_rows,
-                                    &e->allocator, err));
+                                    keep_free(e), &e->allocator, err));
   if (e->options.kv_dtype != PKV_DTYPE_FP8_E4M3) e->options.kv_dtype = e->weights->act;
   return PKV_OK;
 }
@@ -69,21 +107,11 @@ pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *e, pkv_error *err
 }
 
 pkv_status pkv_engine_device_forward(pkv_engine *e, pkv_error *err) {
-  pkv_device_forward_options o = {0};
-  o.max_tokens = e->max_tokens;
-  o.max_logits = e->max_logits;
-  for (int i = 0; i < PKV_Q_CLASSES; i++)
-    o.max_rows[i] = e->classes[i].max_rows;
-  o.max_seq_len = e->options.max_seq_len;
-  o.page_tokens = e->options.page_tokens;
-  o.max_pages = e->max_pages;
-  o.sampled_vocab = e->vocab;
-  o.kv_dtype = e->options.kv_dtype;
+  pkv_device_forward_options o = forward_options(e);
   /* What route shared reads: 16-bit caches, pages of a power of two from 16 on, these heads. */
   o.shares = e->classes[0].shares && o.kv_dtype != PKV_DTYPE_FP8_E4M3 && o.page_tokens >= 16 &&
              (o.page_tokens & (o.page_tokens - 1)) == 0 &&
              (e->shape.head_dim == 64 || e->shape.head_dim == 128);
-  o.allocator = &e->allocator;
   return pkv_device_forward_create(&e->device, e->model, e->weights, &o, err);
 }
 

@@ -234,7 +234,8 @@ void pkv_seq_free(const pkv_engine *engine, pkv_seq *s);
    comes of it (tests). */
 pkv_status pkv_engine_create_on(pkv_engine **out, const pkv_model *model, pkv_executor *executor,
                                 const pkv_engine_options *options, pkv_error *err);
-/* Uploads the weights; refuses options that a device has no answer to. */
+/* Uploads the weights, in a form that leaves room for the rest where there is one; refuses options
+   that a device has no answer to. Knows all options but cache_tokens, which may be 0. */
 pkv_status pkv_engine_device_begin(pkv_engine *engine, pkv_error *err);
 /* Tokens of cache that will fit, roughly: before anything but the weights is there. */
 pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *engine, pkv_error *err);
@@ -260,6 +261,8 @@ bool pkv_guide_completes(pkv_engine *engine, pkv_seq *s);
 
 /* batch.c */
 pkv_status pkv_batch_create(pkv_engine *engine, size_t *workspace_bytes, pkv_error *err);
+/* Most rows of q_len tokens that a step may have. */
+int32_t pkv_batch_max_rows(const pkv_engine *engine, int32_t q_len);
 void pkv_batch_destroy(pkv_engine *engine);
 /* Lays the planned tokens out and builds the plans. */
 pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err);

@@ -58,28 +58,54 @@ static void take_buffers(pkv_device_forward *f, layout *l) {
   f->last = take(l, o->max_logits, hp->width, act);
   f->logits = take(l, o->max_logits, f->logit_stride, sizeof *f->logits);
   f->sampled = take(l, o->max_logits, 1, sizeof *f->sampled);
-  f->sample_scratch =
-      take(l, (int64_t)f->executor->dense->sample_bytes(o->max_logits, o->sampled_vocab), 1, 1);
+  const size_t scratch =
+      f->samples ? f->executor->dense->sample_bytes(o->max_logits, o->sampled_vocab) : 0;
+  f->sample_scratch = take(l, (int64_t)scratch, 1, 1);
+}
+
+/* Bytes of all of them, SIZE_MAX = too many; knows input_bytes then. */
+static size_t add_up(pkv_device_forward *f) {
+  layout inputs = {NULL, 0, false}, sizes = {NULL, 0, false};
+  take_inputs(&f->host, &inputs, &f->options);
+  f->input_bytes = inputs.at;
+  take_buffers(f, &sizes);
+  return inputs.overflow || sizes.overflow ? SIZE_MAX : sizes.at;
+}
+
+static void set_shapes(pkv_device_forward *f, const pkv_model *model, pkv_executor *executor,
+                       const pkv_device_forward_options *options) {
+  const pkv_layer *l = &model->layers[0];
+  const pkv_dense_ops *dense = executor->dense;
+  f->model = model;
+  f->executor = executor;
+  f->options = *options;
+  f->qkv_width = l->q.n + l->k.n + l->v.n;
+  f->logit_stride = ((int64_t)model->hp.vocab + 7) / 8 * 8;
+  f->samples = options->sampled_vocab <= PKV_DENSE_SAMPLED_VOCAB && dense->samples &&
+               dense->samples(executor);
+}
+
+size_t pkv_device_forward_bytes(const pkv_model *model, pkv_executor *executor,
+                                const pkv_device_forward_options *options) {
+  pkv_device_forward f = {0};
+  set_shapes(&f, model, executor, options);
+  return add_up(&f);
 }
 
 static pkv_status create_buffers(pkv_device_forward *f, pkv_error *err) {
   const pkv_dense_ops *dense = f->executor->dense;
   const pkv_device_forward_options *o = &f->options;
-  layout inputs = {NULL, 0, false};
-  take_inputs(&f->host, &inputs, o);
-  f->input_bytes = inputs.at;
-  layout sizes = {NULL, 0, false};
-  take_buffers(f, &sizes);
-  PKV_CHECK(err, !sizes.overflow && !inputs.overflow, PKV_E_LIMIT,
+  const size_t bytes = add_up(f);
+  PKV_CHECK(err, bytes != SIZE_MAX, PKV_E_LIMIT,
             "buffers of %d tokens do not fit the address space", (int)o->max_tokens);
   size_t have = 0;
   PKV_TRY(dense->free_bytes(&have, f->executor, err));
-  PKV_CHECK(err, sizes.at <= have, PKV_E_NOMEM,
+  PKV_CHECK(err, bytes <= have, PKV_E_NOMEM,
             "buffers for %d tokens a step need %zu bytes on the device, %zu are free: %zu are "
             "missing",
-            (int)o->max_tokens, sizes.at, have, sizes.at - have);
-  PKV_TRY(f->executor->device_ops->alloc(&f->memory, f->executor, sizes.at, err));
-  f->memory_bytes = sizes.at;
+            (int)o->max_tokens, bytes, have, bytes - have);
+  PKV_TRY(f->executor->device_ops->alloc(&f->memory, f->executor, bytes, err));
+  f->memory_bytes = bytes;
   layout parts = {f->memory, 0, false};
   take_buffers(f, &parts);
   PKV_TRY(dense->host_alloc(&f->host_inputs, f->executor, f->input_bytes, err));
@@ -160,13 +186,8 @@ pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *
   pkv_device_forward *f = pkv_alloc_zeroed(&allocator, 1, sizeof *f);
   PKV_CHECK(err, f, PKV_E_NOMEM, "no memory for a device's forward pass");
   f->allocator = allocator;
-  f->model = model;
   f->weights = weights;
-  f->executor = weights->executor;
-  f->options = *options;
-  f->qkv_width = weights->layers[0].qkv.n + weights->layers[0].qkv_rest.n;
-  f->logit_stride = ((int64_t)model->hp.vocab + 7) / 8 * 8;
-  f->samples = f->executor->dense->samples && f->executor->dense->samples(f->executor);
+  set_shapes(f, model, weights->executor, options);
   const pkv_status status = create_parts(f, err);
   if (status != PKV_OK) {
     pkv_device_forward_destroy(f);

@@ -25,6 +25,9 @@ typedef struct pkv_device_forward_options {
   const pkv_allocator *allocator;
 } pkv_device_forward_options;
 
+/* What the buffers take of the device; SIZE_MAX where they do not fit the address space. */
+size_t pkv_device_forward_bytes(const pkv_model *model, pkv_executor *executor,
+                                const pkv_device_forward_options *options);
 /* Buffers and plans; weights and model are borrowed. */
 pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *model,
                                      const pkv_device_weights *weights,

@@ -260,12 +260,12 @@ static void free_host(uploader *u) {
   pkv_executor_destroy(u->cpu);
 }
 
-static pkv_status upload(pkv_device_weights *w, const pkv_model *m, pkv_error *err) {
+static pkv_status upload(pkv_device_weights *w, const pkv_model *m, size_t keep, pkv_error *err) {
   uploader u = {.w = w, .m = m, .err = err};
   size_t have = 0;
   PKV_TRY(put_all(&u, false));
   PKV_TRY(w->executor->dense->free_bytes(&have, w->executor, err));
-  if (u.at > have) { /* as small as it can be, then */
+  if (keep > have || u.at > have - keep) { /* as small as it can be, then */
     w->rows = 0;
     PKV_TRY(put_all(&u, false));
   }
@@ -280,7 +280,7 @@ static pkv_status upload(pkv_device_weights *w, const pkv_model *m, pkv_error *e
 }
 
 pkv_status pkv_device_weights_create(pkv_device_weights **out, const pkv_model *model,
-                                     pkv_executor *executor, int32_t rows,
+                                     pkv_executor *executor, int32_t rows, size_t keep,
                                      const pkv_allocator *allocator, pkv_error *err) {
   *out = NULL;
   PKV_CHECK(err, model->layers, PKV_E_STATE, "the model was opened for its tokenizer only");
@@ -299,7 +299,7 @@ pkv_status pkv_device_weights_create(pkv_device_weights **out, const pkv_model *
   w->layer_count = model->hp.layers;
   w->layers = pkv_alloc_zeroed(&a, (size_t)w->layer_count, sizeof *w->layers);
   pkv_status status =
-      w->layers ? upload(w, model, err)
+      w->layers ? upload(w, model, keep, err)
                 : PKV_FAIL(err, PKV_E_NOMEM, "no memory for %d layers", (int)w->layer_count);
   if (status != PKV_OK) {
     pkv_device_weights_destroy(w);

@@ -31,10 +31,10 @@ typedef struct pkv_device_weights {
 } pkv_device_weights;
 
 /* rows: that decode together at most. Quantised weights are written out where that makes their
-   steps faster and there is room. E_NOMEM says how much is missing. The model may be closed
-   afterwards. */
+   steps faster and leaves `keep` bytes of the device. E_NOMEM says how much is missing for the
+   weights alone. The model may be closed afterwards. */
 pkv_status pkv_device_weights_create(pkv_device_weights **out, const pkv_model *model,
-                                     pkv_executor *executor, int32_t rows,
+                                     pkv_executor *executor, int32_t rows, size_t keep,
                                      const pkv_allocator *allocator, pkv_error *err);
 /* Bytes that are free on the device now. */
 pkv_status pkv_device_weights_room(size_t *bytes, const pkv_device_weights *weights,

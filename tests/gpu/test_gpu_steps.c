@@ -67,7 +67,7 @@ static void open_model(bench *b) {
 }
 
 static void open_weights(bench *b) {
-  OK(pkv_device_weights_create(&b->weights, b->model, gpu, ROWS, NULL, err));
+  OK(pkv_device_weights_create(&b->weights, b->model, gpu, ROWS, 0, NULL, err));
 }
 
 static void open_forward(bench *b) {

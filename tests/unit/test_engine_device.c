@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "engine/engine_state.h"
+#include "model/device_forward_parts.h"
 #include "support/engine_drive.h"
 #include "support/fake_device.h"
 #include "support/small_llama.h"
@@ -210,6 +211,41 @@ static void test_forks(void **state) {
   drive_finish(engine);
 }
 
+/* How large the weights are where so much of the device is free; the rest of an engine that was
+   made, if anybody asks. */
+static size_t weights_of(size_t free_bytes, int64_t cache_tokens, size_t *buffers, size_t *cache) {
+  pkv_engine *engine = NULL;
+  pkv_error err = {0};
+  pkv_engine_options o = device_options();
+  o.cache_tokens = cache_tokens;
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.packs = 1;
+  fake_device_state.free_bytes = free_bytes;
+  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  const size_t size = engine->weights->bytes;
+  if (buffers != NULL) *buffers = engine->device->memory_bytes;
+  if (cache != NULL) *cache = (size_t)engine->device_cache_bytes;
+  drive_finish(engine);
+  return size;
+}
+
+/* Written out, weights leave room for the reserve, the buffers and the cache that was asked for, or
+   else for one that holds the longest request; the last byte decides. */
+static void keeps_room(const size_t written[2]) {
+  const size_t reserve = (size_t)768 << 20, plenty = (size_t)16 << 30;
+  size_t buffers = 0, cache = 0;
+  assert_int_equal(weights_of(plenty, 100 * 16, &buffers, &cache), written[0]);
+  const size_t all = written[0] + reserve + buffers + cache;
+  assert_true(cache > written[0] - written[1]);
+  for (size_t missing = 0; missing < 2; missing++)
+    assert_int_equal(weights_of(all - missing, 100 * 16, NULL, NULL), written[missing]);
+  assert_int_equal(weights_of(plenty, 256, &buffers, &cache), written[0]);
+  const size_t tenth = buffers > cache / 9 + 1 ? buffers : cache / 9 + 1;
+  const size_t longest = written[0] + reserve + 10 * tenth;
+  for (size_t missing = 0; missing < 2; missing++)
+    assert_int_equal(weights_of(longest - missing, 0, NULL, NULL), written[missing]);
+}
+
 /* Quantised weights that stay so on the device, with another type for v; or written out there. */
 static void test_packed(void **state) {
   (void)state;
@@ -245,14 +281,47 @@ static void test_packed(void **state) {
   fake_device_state.packs = 1;
   for (size_t missing = 0; missing < 2; missing++) {
     fake_device_state.free_bytes = written[0] - missing;
-    drive_ok(pkv_device_weights_create(&weights, model, executor, 6, NULL, &err), &err, "weights");
+    drive_ok(pkv_device_weights_create(&weights, model, executor, 6, 0, NULL, &err), &err, "all");
     assert_int_equal(weights->bytes, written[missing]);
     pkv_device_weights_destroy(weights);
   }
+  for (int i = 0; i < 2; i++) { /* what is to be kept never prevents the smaller form */
+    fake_device_state.free_bytes = written[1];
+    drive_ok(
+        pkv_device_weights_create(&weights, model, executor, 6, i == 0 ? 1 : SIZE_MAX, NULL, &err),
+        &err, "keep");
+    assert_int_equal(weights->bytes, written[1]);
+    pkv_device_weights_destroy(weights);
+  }
   pkv_executor_destroy(executor);
+  keeps_room(written);
   pkv_model_close(model);
   gguf_build_drop(file);
   model = saved;
+}
+
+/* More tokens than a device's candidates can name: it chooses the likeliest alone, hosts sample. */
+static void test_large_vocabulary(void **state) {
+  (void)state;
+  pkv_error err = {0};
+  pkv_device_weights *weights = NULL;
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.samples = 1;
+  drive_ok(pkv_device_weights_create(&weights, model, executor, 1, 0, NULL, &err), &err, "all");
+  for (int32_t more = 0; more < 2; more++) {
+    pkv_device_forward *forward = NULL;
+    pkv_device_forward_options o = {0};
+    o.max_tokens = o.max_logits = o.max_pages = o.max_rows[0] = 1;
+    o.max_seq_len = o.page_tokens = 16;
+    o.sampled_vocab = PKV_DENSE_SAMPLED_VOCAB + more;
+    o.kv_dtype = weights->act;
+    drive_ok(pkv_device_forward_create(&forward, model, weights, &o, &err), &err, "forward");
+    assert_int_equal(pkv_device_forward_samples(forward), !more);
+    assert_int_equal(forward->memory_bytes, pkv_device_forward_bytes(model, executor, &o));
+    pkv_device_forward_destroy(forward);
+  }
+  pkv_device_weights_destroy(weights);
+  pkv_executor_destroy(executor);
 }
 
 /* A token whose embedding is not finite: the request that has it ends, the others do not notice,
@@ -433,11 +502,12 @@ static void test_failing_steps(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_same_text), cmocka_unit_test(test_same_samples),
-      cmocka_unit_test(test_prefill),   cmocka_unit_test(test_preempted),
-      cmocka_unit_test(test_forks),     cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_packed),    cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_lost_copy), cmocka_unit_test(test_small_device),
-      cmocka_unit_test(test_failures),  cmocka_unit_test(test_failing_steps)};
+      cmocka_unit_test(test_same_text),       cmocka_unit_test(test_same_samples),
+      cmocka_unit_test(test_prefill),         cmocka_unit_test(test_preempted),
+      cmocka_unit_test(test_forks),           cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_packed),          cmocka_unit_test(test_not_finite),
+      cmocka_unit_test(test_lost_copy),       cmocka_unit_test(test_small_device),
+      cmocka_unit_test(test_failures),        cmocka_unit_test(test_failing_steps),
+      cmocka_unit_test(test_large_vocabulary)};
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
