@@ -2,7 +2,9 @@
 """The thread that owns a pkv_engine. Others hand it calls, and take what their requests were sent.
 
 Everything that touches the engine happens between two steps, on that thread: `ask` waits for its
-turn, as long as a step takes at most. ctypes releases the interpreter's lock during a step.
+turn, as long as a step takes at most. ctypes releases the interpreter's lock during a step. What
+only reads the model happens in the threads that ask for it, each a user of the model (`using`) as
+long as it does: the model closes after the last of them.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ import ctypes
 import os
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from . import _abi
@@ -23,6 +26,7 @@ T = TypeVar("T")
 # So many failed steps in a row, and the engine counts as broken; a device stays broken.
 FAILED_STEPS = 3
 CLOSED = "this engine was closed"
+KEPT_CONSTRAINTS = 32
 
 
 class Event(NamedTuple):
@@ -69,12 +73,70 @@ class _Answer:
         self.done.set()
 
 
+class Constraints:
+    """Compiled ones, kept for the next that asks the same, and every share that somebody holds:
+    none may outlive the model, so what is held at its end is destroyed there."""
+
+    def __init__(self, lib: Library, model: int) -> None:
+        self._lib, self._model = lib, model
+        self._kept: OrderedDict[tuple[str, bytes], int] = OrderedDict()
+        self._shares: list[int] = []  # of the callers
+        self._lock = threading.Lock()  # of the two above, and of their destruction
+
+    def share(self, kind: str, text: bytes) -> int:
+        """For a user of the model, who hands it back (`give_back`) or leaves it to the end."""
+        with self._lock:
+            found = self._kept.get((kind, text))
+            if found is not None:
+                self._kept.move_to_end((kind, text))
+                return self._another(found)
+        made = ctypes.c_void_p()
+        arguments = () if kind == "json" else (text, len(text))
+        self._lib.call(
+            f"pkv_constraint_create_{kind}", ctypes.byref(made), self._model, *arguments, None
+        )
+        with self._lock:
+            self._keep((kind, text), made.value or 0)
+            self._shares.append(made.value or 0)
+        return made.value or 0
+
+    def give_back(self, share: int) -> None:
+        """Nothing where it was given back before, or at the end."""
+        with self._lock:
+            if share in self._shares:
+                self._shares.remove(share)
+                self._destroy(share)
+
+    def destroy(self) -> None:
+        """All of them, when the model has no user any more."""
+        with self._lock:
+            for share in (*self._shares, *self._kept.values()):
+                self._destroy(share)
+            self._shares.clear()
+            self._kept.clear()
+
+    def _another(self, constraint: int) -> int:
+        self._shares.append(self._lib.function("pkv_constraint_retain")(constraint))
+        return constraint
+
+    def _keep(self, key: tuple[str, bytes], made: int) -> None:
+        if key not in self._kept:  # two threads may have made it at once
+            self._kept[key] = self._lib.function("pkv_constraint_retain")(made)
+        if len(self._kept) > KEPT_CONSTRAINTS:
+            self._destroy(self._kept.popitem(last=False)[1])
+
+    def _destroy(self, share: int) -> None:
+        self._lib.function("pkv_constraint_destroy")(share)
+
+
 class Core:
     """Owns model and engine from `start` to `stop`."""
 
     def __init__(self, lib: Library, model: int, engine: int, capacity: int) -> None:
         self.lib, self.model, self.engine = lib, model, engine
+        self.constraints = Constraints(lib, model)
         self.pid = os.getpid()
+        self._users: dict[object, int] = {}  # of the model: threads, by a key of each use
         self._events = (_abi.Event * capacity)()
         self._live: dict[int, Live] = {}
         self._next = 1
@@ -95,6 +157,21 @@ class Core:
             )
         if self._closing:
             raise WrongState(CLOSED)
+
+    @contextmanager
+    def using(self) -> Iterator[int]:
+        """The model, which stays until this thread leaves. Refused once the engine is closed."""
+        self.check()
+        use = object()
+        try:
+            with self._work:
+                self.check()
+                self._users[use] = threading.get_ident()
+            yield self.model
+        finally:
+            with self._work:
+                self._users.pop(use, None)
+                self._work.notify()
 
     def ask(self, call: Callable[[], T]) -> T:
         """The value of a call between two steps, or what it raises."""
@@ -127,7 +204,9 @@ class Core:
         with self._work:
             self._closing = True
             self._work.notify()
-        if threading.current_thread() is not self._thread:
+            # A signal's handler that closes in the midst of a use: the end comes after that use.
+            using = threading.get_ident() in self._users.values()
+        if not using and threading.current_thread() is not self._thread:
             self._thread.join()
 
     # --- the engine's thread -------------------------------------------------------------------
@@ -229,4 +308,8 @@ class Core:
             answer.refuse()
         self._fail_all(WrongState(CLOSED))
         self.lib.function("pkv_engine_destroy")(self.engine)
+        with self._work:
+            while self._users:
+                self._work.wait()
+        self.constraints.destroy()
         self.lib.function("pkv_model_close")(self.model)

@@ -20,9 +20,7 @@ import json
 import math
 import os
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from threading import Lock
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -42,7 +40,6 @@ KV_TYPES = {
     "bf16": _abi.DTYPE_BF16,
     "fp8": _abi.DTYPE_FP8_E4M3,
 }
-KEPT_CONSTRAINTS = 32
 UNBOUNDED = 2**31 - 1
 
 Prompt = str | Sequence[int]
@@ -211,28 +208,24 @@ class Engine:
         handle = ctypes.c_void_p()
         path = os.fsencode(os.fspath(model))
         self._lib.call("pkv_model_open", ctypes.byref(handle), path, None)
-        self._model = handle.value or 0
-        self._core = self._start(given)
+        self._core = self._start(handle.value or 0, given)
+        # Without a lock: threads that fill one entry at once write the same.
         self._pieces: dict[int, bytes] = {}
-        self._constraints: OrderedDict[tuple[str, bytes], int] = OrderedDict()
-        self._lock = Lock()  # of the two above
         # Holds nothing that leads back here: an engine nobody has any more ends its thread.
-        self._finalizer = weakref.finalize(
-            self, _close, self._core, self._constraints, self._lib
-        )
+        self._finalizer = weakref.finalize(self, self._core.stop)
 
-    def _start(self, given: Any) -> Core:
+    def _start(self, model: int, given: Any) -> Core:
         engine = ctypes.c_void_p()
         try:
             self._lib.call(
-                "pkv_engine_create", ctypes.byref(engine), self._model, ctypes.byref(given)
+                "pkv_engine_create", ctypes.byref(engine), model, ctypes.byref(given)
             )
         except BaseException:
-            self._lib.function("pkv_model_close")(self._model)
+            self._lib.function("pkv_model_close")(model)
             raise
         rows = given.max_rows or 32
         chunk = given.prefill_chunk or 2048
-        return Core(self._lib, self._model, engine.value or 0, rows + chunk)
+        return Core(self._lib, model, engine.value or 0, rows + chunk)
 
     # --- its life ------------------------------------------------------------------------------
 
@@ -250,9 +243,9 @@ class Engine:
 
     @property
     def model(self) -> ModelInfo:
-        self._core.check()
         info = sized(_abi.ModelInfo)
-        self._lib.function("pkv_model_get_info")(ctypes.byref(info), self._model)
+        with self._core.using() as model:
+            self._lib.function("pkv_model_get_info")(ctypes.byref(info), model)
         values = (getattr(info, name) for name in ModelInfo._fields)
         return ModelInfo(
             *(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in values)
@@ -294,15 +287,15 @@ class Engine:
         return self._ids("pkv_chat_tokenize_json", data, int(add_generation))
 
     def _ids(self, function: str, data: bytes, last: int) -> list[int]:
-        self._core.check()
         count, capacity = ctypes.c_size_t(), len(data) // 2 + 64
         while True:
             ids = (ctypes.c_int32 * capacity)()
             error = _abi.Error()
-            status = self._lib.function(function)(
-                ids, capacity, ctypes.byref(count), self._model, data, len(data), last,
-                ctypes.byref(error),
-            )
+            with self._core.using() as model:
+                status = self._lib.function(function)(
+                    ids, capacity, ctypes.byref(count), model, data, len(data), last,
+                    ctypes.byref(error),
+                )
             if status == _abi.OK:
                 return ids[: count.value]
             if status != _abi.E_TOO_SMALL or count.value <= capacity:
@@ -313,13 +306,13 @@ class Engine:
         key = token * 2 + special
         found = self._pieces.get(key)
         if found is None:
-            self._core.check()
             text, size = ctypes.c_void_p(), ctypes.c_size_t()
-            self._lib.call(
-                "pkv_token_text", ctypes.byref(text), ctypes.byref(size), self._model, token,
-                int(special),
-            )
-            found = ctypes.string_at(text.value, size.value) if size.value else b""
+            with self._core.using() as model:
+                self._lib.call(
+                    "pkv_token_text", ctypes.byref(text), ctypes.byref(size), model, token,
+                    int(special),
+                )
+                found = ctypes.string_at(text.value, size.value) if size.value else b""
             self._pieces[key] = found
         return found
 
@@ -379,10 +372,10 @@ class Engine:
     ) -> Completion:
         """The assistant's next turn. Settings as for `generate`; `tools` as OpenAI's API has them,
         `template` are settings of the chat template (enable_thinking)."""
-        run = self._begin_chat(messages, tools, template, settings)
-        style = self._lib.function("pkv_model_tool_style")(self._model)
-        names = {t["function"]["name"] for t in tools or ()}
-        done = self._whole(run)
+        # Before it begins: nothing of these may fail once there is an answer.
+        tools, style = _tool_list(tools), self._tool_style()
+        names = {tool["function"]["name"] for tool in tools}
+        done = self._whole(self._begin_chat(messages, tools, template, settings))
         if not names:
             return done
         return done._replace(choices=tuple(_with_calls(c, style, names) for c in done.choices))
@@ -392,14 +385,18 @@ class Engine:
         template: Mapping[str, Any] | None = None, **settings: Any
     ) -> Iterator[Piece]:
         """The same as it comes; calls of tools are text here."""
-        return self._begin_chat(messages, tools, template, settings).pieces()
+        return self._begin_chat(messages, _tool_list(tools), template, settings).pieces()
+
+    def _tool_style(self) -> int:
+        with self._core.using() as model:
+            return self._lib.function("pkv_model_tool_style")(model)
 
     def _begin_chat(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None,
+        self, messages: Sequence[Message], tools: list[Mapping[str, Any]],
         template: Mapping[str, Any] | None, settings: dict[str, Any]
     ) -> _Run:
         ids = self.chat_tokens(messages, tools=tools, **dict(template or {}))
-        style = self._lib.function("pkv_model_tool_style")(self._model)
+        style = self._tool_style()
         shown = -1
         if tools and style in MARKERS:
             marker = self.tokenize(MARKERS[style], add_special=False, parse_special=True)
@@ -419,7 +416,7 @@ class Engine:
 
     def _begin(self, ids: np.ndarray, settings: dict[str, Any], shown: int = -1) -> _Run:
         self._core.check()
-        made = _Request(self, ids, settings)
+        made = _Request(self._core, ids, settings)
         live = Live(max(1, made.struct.n))
         try:
             self._core.ask(lambda: self._core.submit(live, made.struct))
@@ -441,29 +438,6 @@ class Engine:
             for i in range(run.choices)
         )
         return Completion(choices, run.prompt_tokens, run.cached_tokens)
-
-    # --- constraints ---------------------------------------------------------------------------
-
-    def constraint(self, kind: str, text: bytes) -> int:
-        """A compiled one, kept for the next that asks the same; the caller destroys its share."""
-        retain = self._lib.function("pkv_constraint_retain")
-        with self._lock:
-            found = self._constraints.get((kind, text))
-            if found is not None:
-                self._constraints.move_to_end((kind, text))
-                return retain(found)
-        made = ctypes.c_void_p()
-        arguments = () if kind == "json" else (text, len(text))
-        self._lib.call(
-            f"pkv_constraint_create_{kind}", ctypes.byref(made), self._model, *arguments, None
-        )
-        with self._lock:
-            if (kind, text) not in self._constraints:
-                self._constraints[kind, text] = retain(made)
-            if len(self._constraints) > KEPT_CONSTRAINTS:
-                _, oldest = self._constraints.popitem(last=False)
-                self._lib.function("pkv_constraint_destroy")(oldest)
-        return made.value or 0
 
     # --- the cache, figures --------------------------------------------------------------------
 
@@ -506,13 +480,6 @@ class Engine:
         return pages.value
 
 
-def _close(core: Core, constraints: OrderedDict[Any, int], lib: Any) -> None:
-    core.stop()
-    if os.getpid() == core.pid:
-        while constraints:
-            lib.function("pkv_constraint_destroy")(constraints.popitem()[1])
-
-
 def _is_prompt(value: Any) -> bool:
     """Text, or token ids; else a list of those."""
     if isinstance(value, (str, np.ndarray)):
@@ -522,6 +489,19 @@ def _is_prompt(value: Any) -> bool:
         and len(value) > 0
         and isinstance(value[0], (int, np.integer))
     )
+
+
+def _tool_list(tools: Any) -> list[Mapping[str, Any]]:
+    """A copy, each with a function that has a name."""
+    if tools is not None and (isinstance(tools, (str, Mapping)) or not isinstance(tools, Iterable)):
+        raise InvalidArgument(f"tools is a {type(tools).__name__}, wanted a list of tools")
+    copied = list(tools or ())
+    for i, tool in enumerate(copied):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(name, str):
+            raise InvalidArgument(f"tools[{i}] has no function with a name")
+    return copied
 
 
 def _with_calls(choice: Choice, style: int, names: set[str]) -> Choice:
@@ -548,8 +528,8 @@ OTHER_SETTINGS = ("stop", "logit_bias", "json", "schema", "grammar")
 class _Request:
     """A pkv_request with what it points to, until it is submitted."""
 
-    def __init__(self, engine: Engine, ids: np.ndarray, settings: dict[str, Any]) -> None:
-        self._engine, self._ids = engine, ids
+    def __init__(self, core: Core, ids: np.ndarray, settings: dict[str, Any]) -> None:
+        self._core, self._ids = core, ids
         self.struct = sized(_abi.Request)
         self.struct.prompt = ids.ctypes.data
         self.struct.prompt_tokens = len(ids)
@@ -603,12 +583,14 @@ class _Request:
                 if kind == "grammar":
                     raise InvalidArgument("grammar must be a text")
                 text = _json(value, "schema")
-        self.struct.constraint = self._engine.constraint(kind, text)
+        with self._core.using():
+            self.struct.constraint = self._core.constraints.share(kind, text)
 
     def free(self) -> None:
         """The engine has its own share of the constraint by now."""
-        self._engine._lib.function("pkv_constraint_destroy")(self.struct.constraint)
-        self.struct.constraint = None
+        if self.struct.constraint:
+            self._core.constraints.give_back(self.struct.constraint)
+            self.struct.constraint = None
 
 
 class _Run:

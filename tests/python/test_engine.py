@@ -318,6 +318,138 @@ def test_after_close_everything_says_so():
     e.close()  # once more is no error
 
 
+class Watched:
+    """The library, with what is called in order; one function waits until it may go on."""
+
+    def __init__(self, held=None, answers=None):
+        self._lib, self._held, self._answers = _engine_lib.engine_lib(), held, answers or {}
+        self.log, self.entered, self.go = [], threading.Event(), threading.Event()
+        self.failure = self._lib.failure
+
+    def _around(self, name, function):
+        def call(*arguments):
+            if name == self._held:
+                self.entered.set()
+                assert self.go.wait(30), f"{name} was not let go on"
+            value = self._answers[name] if name in self._answers else function(*arguments)
+            self.log.append((name, arguments))
+            return value
+
+        return call
+
+    def function(self, name):
+        return self._around(name, self._lib.function(name))
+
+    def call(self, name, *arguments):
+        self._around(name, lambda *a: self._lib.call(name, *a))(*arguments)
+
+    def names(self, begin=""):
+        return [name for name, _ in self.log if name.startswith(begin)]
+
+    def shares(self):
+        """(made, destroyed) of the constraints."""
+        made = [*self.names("pkv_constraint_create"), *self.names("pkv_constraint_retain")]
+        gone = [a for name, a in self.log if name == "pkv_constraint_destroy" and a[0]]
+        return len(made), len(gone)
+
+
+def watch(monkeypatch, held=None, answers=None):
+    lib = Watched(held, answers)
+    monkeypatch.setattr(binding, "engine_lib", lambda: lib)
+    return lib
+
+
+def attempt(call, results):
+    try:
+        results.append(call())
+    except pkv.PkvError as e:
+        results.append(e)
+
+
+@pytest.mark.parametrize(
+    "held, call",
+    [
+        ("pkv_tokenize", lambda e: e.tokenize("a")),
+        ("pkv_token_text", lambda e: e.detokenize([5])),
+        ("pkv_model_get_info", lambda e: e.model),
+        ("pkv_model_tool_style", lambda e: e._tool_style()),
+        ("pkv_chat_tokenize_json", lambda e: e.chat_tokens([{"role": "user", "content": "a"}])),
+        ("pkv_constraint_create_grammar", lambda e: e.generate([5], grammar='root ::= "a"')),
+        ("pkv_constraint_create_json", lambda e: e.generate([5], json=True)),
+        ("pkv_constraint_create_schema", lambda e: e.generate([5], schema={"type": "object"})),
+    ],
+)
+def test_close_waits_for_threads_that_use_the_model(monkeypatch, held, call):
+    lib, results = watch(monkeypatch, held), []
+    e = make()
+    user = threading.Thread(target=attempt, args=(lambda: call(e), results), daemon=True)
+    user.start()
+    assert lib.entered.wait(30)
+    closer = threading.Thread(target=e.close, daemon=True)
+    closer.start()
+    limit = time.monotonic() + 30
+    while "pkv_engine_destroy" not in lib.names():
+        assert time.monotonic() < limit
+        time.sleep(0.001)
+    closer.join(0.05)
+    assert closer.is_alive() and "pkv_model_close" not in lib.names()
+    for refused in (lambda: e.tokenize("b"), lambda: e.model, lambda: e.generate([5], json=True)):
+        with pytest.raises(pkv.WrongState, match="closed"):
+            refused()
+    lib.go.set()
+    user.join(30)
+    closer.join(30)
+    assert not user.is_alive() and not closer.is_alive()
+    assert isinstance(results[0], pkv.WrongState) == ("constraint" in held)
+    assert lib.names()[-1] == "pkv_model_close" and held in lib.names()
+    made, destroyed = lib.shares()
+    assert made == destroyed == 2 * ("constraint" in held)
+
+
+def test_constraints_end_before_the_model(monkeypatch):
+    lib = watch(monkeypatch)
+    with make() as e:
+        for i in range(40):  # more than are kept
+            e.generate("a", grammar=f'root ::= "{i % 36}"')
+        assert lib.shares()[0] == lib.shares()[1] + 32
+    assert lib.names()[-33:] == ["pkv_constraint_destroy"] * 32 + ["pkv_model_close"]
+    assert lib.shares()[0] == lib.shares()[1]
+
+
+def test_a_signal_that_closes_in_the_midst_of_a_use(monkeypatch):
+    """It cannot wait for the thread that it interrupted."""
+    lib = watch(monkeypatch)
+    e = make()
+    with e._core.using():
+        e.close()
+        assert "pkv_model_close" not in lib.names()
+    e._core._thread.join(30)
+    assert lib.names()[-1] == "pkv_model_close"
+
+
+CALLS = {"plain": '{"name": ["now"]}', "call": '{"name": "now", "parameters": {}}'}
+
+
+@pytest.mark.parametrize("kind", CALLS)
+def test_tools_lose_no_answer(monkeypatch, kind):
+    """What a tool's call is read from is known before the answer begins."""
+    lib = watch(monkeypatch, answers={"pkv_model_tool_style": _engine_text.LLAMA})
+    messages, text = [{"role": "user", "content": "a"}], CALLS[kind]
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    with make() as e:
+        # This model's template shows no tools.
+        monkeypatch.setattr(e, "chat_tokens", lambda *_, tools: list(tools) and e.tokenize("a"))
+        done = e.chat(messages, tools=iter(tools), grammar=f"root ::= {json.dumps(text)}")
+        calls = ((("now", {}),), "") if kind == "call" else ((), text)
+        assert (done.tool_calls, done.text) == calls
+        for bad in ([{"type": "function"}], [{"function": {"name": ["a"]}}], ["now"], [None], 5,
+                    "now", {"function": {"name": "now"}}, [{"function": "now"}]):
+            for method in (e.chat, e.stream_chat):
+                with pytest.raises(pkv.InvalidArgument, match="tools"):
+                    method(messages, tools=bad)
+        assert lib.names("pkv_engine_submit") == ["pkv_engine_submit"]  # the first alone
+
+
 def test_an_engine_that_nobody_holds_ends():
     for _ in range(3):
         e = make()
