@@ -220,12 +220,13 @@ class Engine:
             self._lib.call(
                 "pkv_engine_create", ctypes.byref(engine), model, ctypes.byref(given)
             )
-        except BaseException:
+            rows = given.max_rows or 32
+            chunk = given.prefill_chunk or 2048
+            return Core(self._lib, model, engine.value or 0, rows + chunk)
+        except BaseException:  # as where no more threads can be started
+            self._lib.function("pkv_engine_destroy")(engine)
             self._lib.function("pkv_model_close")(model)
             raise
-        rows = given.max_rows or 32
-        chunk = given.prefill_chunk or 2048
-        return Core(self._lib, model, engine.value or 0, rows + chunk)
 
     # --- its life ------------------------------------------------------------------------------
 
@@ -418,11 +419,19 @@ class Engine:
         self._core.check()
         made = _Request(self._core, ids, settings)
         live = Live(max(1, made.struct.n))
+
+        def submit() -> None:
+            try:
+                self._core.submit(live, made.struct)
+            finally:
+                made.free()
+
         try:
-            self._core.ask(lambda: self._core.submit(live, made.struct))
-        finally:
-            made.free()
-        return _Run(self, live, made, len(ids), shown)
+            self._core.ask(submit)
+            return _Run(self, live, made, len(ids), shown)
+        except BaseException:  # Ctrl-C while it waits: what was asked for still happens
+            _leave(self._core, live)
+            raise
 
     def _whole(self, run: _Run) -> Completion:
         texts = [""] * run.choices
@@ -587,7 +596,7 @@ class _Request:
             self.struct.constraint = self._core.constraints.share(kind, text)
 
     def free(self) -> None:
-        """The engine has its own share of the constraint by now."""
+        """On the engine's thread, which has its own share of the constraint by now."""
         if self.struct.constraint:
             self._core.constraints.give_back(self.struct.constraint)
             self.struct.constraint = None

@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -414,6 +415,55 @@ def test_constraints_end_before_the_model(monkeypatch):
         assert lib.shares()[0] == lib.shares()[1] + 32
     assert lib.names()[-33:] == ["pkv_constraint_destroy"] * 32 + ["pkv_model_close"]
     assert lib.shares()[0] == lib.shares()[1]
+
+
+def test_ctrl_c_while_a_request_is_submitted(monkeypatch):
+    """It has its constraint to the end of the call, and is cancelled then."""
+    lib = watch(monkeypatch, "pkv_engine_submit")
+
+    interrupted = threading.Event()
+
+    def once(*_):
+        if not interrupted.is_set():
+            interrupted.set()
+            raise KeyboardInterrupt
+
+    def interrupt():
+        lib.entered.wait(30)
+        while not interrupted.wait(0.05):  # one that comes just before a wait does not end it
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    before, other = signal.signal(signal.SIGINT, once), threading.Thread(target=interrupt)
+    with make() as e:
+        other.start()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                e.generate(STORY, ignore_end=True, grammar="root ::= [a-z ]*")
+        finally:
+            interrupted.set()
+            other.join(30)
+            signal.signal(signal.SIGINT, before)
+        assert lib.shares() == (2, 0)  # its own and the kept one, neither freed beneath the call
+        lib.go.set()
+        limit = time.monotonic() + 30
+        while e.stats["cancelled"] < 1 or e.stats["pages_in_use"]:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+        assert lib.shares() == (2, 1)
+        assert e.generate("a", max_tokens=1).finish_reason == "length"
+
+
+def test_no_thread_for_the_engine(monkeypatch):
+    lib = watch(monkeypatch)
+
+    def start(_):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as m:
+        m.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError, match="start new thread"):
+            make()
+    assert lib.names()[-2:] == ["pkv_engine_destroy", "pkv_model_close"]
 
 
 def test_a_signal_that_closes_in_the_midst_of_a_use(monkeypatch):
