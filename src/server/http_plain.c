@@ -164,7 +164,7 @@ static enum MHD_Result answer_health(pkv_exchange *x) {
   if (c.phase == PKV_LOOP_FAILED)
     return pkv_http_respond_busy(x, "engine_failed", "the engine has failed");
   if (server->draining) return pkv_http_respond_busy(x, "shutting_down", "the server is ending");
-  const char *const word = c.phase == PKV_LOOP_LOADING ? "loading" : "ok";
+  const char *const word = c.phase == PKV_LOOP_LOADING || !server->model ? "loading" : "ok";
   if (pkv_buffer_printf(&x->out, NULL, "{\"status\":\"%s\"}", word) != PKV_OK) return MHD_NO;
   return pkv_http_respond(x, 200, JSON, NULL, NULL);
 }

@@ -9,8 +9,9 @@
 
 const char *pkv_server_phase(const pkv_server *server, const pkv_loop_counters *counters) {
   const int64_t limit = (int64_t)server->options->progress_s * 1000000000;
-  if (counters->phase == PKV_LOOP_LOADING) return "loading";
   if (counters->phase == PKV_LOOP_FAILED) return "failed";
+  /* The engine may be there a tick before the server has heard of it and takes requests. */
+  if (counters->phase == PKV_LOOP_LOADING || server->model == NULL) return "loading";
   if (server->draining) return "draining";
   if (counters->live > 0 && pkv_clock_ns() - counters->worked_ns > limit) return "stalled";
   return "ready";
