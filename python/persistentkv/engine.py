@@ -30,6 +30,7 @@ from ._engine_core import Core, Event, Live
 from ._engine_lib import engine_lib
 from ._engine_text import MARKERS, TextStream, ToolCall, tool_calls
 from ._lib import sized
+from ._options import index_of, set_options
 from .errors import InvalidArgument
 from .sched import ORDERS, POLICIES
 
@@ -145,24 +146,6 @@ OPTIONS = tuple(
 _ON = ("batch_invariant", "prefix_sharing", "prefix_cache")
 
 
-def _set(struct: Any, options: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name, value in options.items():
-        if name not in known:
-            raise InvalidArgument(f"no option is called {name!r}: {', '.join(known)}")
-        try:
-            setattr(struct, name, value)
-        except (TypeError, OverflowError) as e:
-            raise InvalidArgument(f"{name} is {value!r}: {e}") from None
-        held = getattr(struct, name)
-        if held != value and not (isinstance(value, float) and held == np.float32(value)):
-            raise InvalidArgument(f"{name} is {value!r}, which its C type cannot hold")
-
-
-def _one_of(value: str, known: Sequence[str], name: str) -> None:
-    if value not in known:
-        raise InvalidArgument(f"{name} is {value!r}, known are {', '.join(known)}")
-
-
 class Engine:
     """A model, its cache of keys and values, and the thread that computes.
 
@@ -193,18 +176,17 @@ class Engine:
     ) -> None:
         self._lib = engine_lib()
         given = sized(_abi.EngineOptions)
-        _one_of(device, ("cpu", "cuda"), "device")
-        _one_of(kv_dtype, tuple(KV_TYPES), "kv_dtype")
-        _one_of(order, ORDERS, "order")
-        _one_of(admission, POLICIES, "admission")
+        index_of(device, ("cpu", "cuda"), "device")
+        index_of(kv_dtype, tuple(KV_TYPES), "kv_dtype")
+        given.order = index_of(order, ORDERS, "order")
+        given.admission = index_of(admission, POLICIES, "admission")
         given.device = _abi.DEVICE_CUDA if device == "cuda" else _abi.DEVICE_CPU
         given.kv_dtype = KV_TYPES[kv_dtype]
-        given.order, given.admission = ORDERS.index(order), POLICIES.index(admission)
         for name in _ON:
             setattr(given, name, 1)
         if device == "cuda":
             given.batch_invariant = 0
-        _set(given, options, OPTIONS)
+        set_options(given, options, OPTIONS)
         handle = ctypes.c_void_p()
         path = os.fsencode(os.fspath(model))
         self._lib.call("pkv_model_open", ctypes.byref(handle), path, None)
@@ -548,7 +530,7 @@ class _Request:
             if name not in SETTINGS:
                 known = ", ".join((*SETTINGS, *OTHER_SETTINGS))
                 raise InvalidArgument(f"no setting is called {name!r}: {known}")
-        _set(self.struct, plain, SETTINGS)
+        set_options(self.struct, plain, SETTINGS)
         self._set_stops(settings.get("stop"))
         self._set_bias(settings.get("logit_bias"))
         self._set_constraint(settings)

@@ -23,6 +23,7 @@ import numpy as np
 
 from . import _abi
 from ._lib import lib, sized
+from ._options import index_of, set_options
 from .errors import InvalidArgument, WrongState
 
 ORDERS = ("tree", "fcfs", "priority", "cht", "lpm", "dfs-weight")
@@ -106,12 +107,6 @@ class Entry(NamedTuple):
     waiting_since_ns: int
 
 
-def _code(value: str, known: tuple[str, ...], name: str) -> int:
-    if value not in known:
-        raise InvalidArgument(f"{name} is {value!r}, known are {', '.join(known)}")
-    return known.index(value)
-
-
 def _destroy(pid: int, handle: int) -> None:
     if os.getpid() == pid:
         lib.function("pkv_sched_destroy")(handle)
@@ -157,19 +152,11 @@ class Scheduler:
         **options: float,
     ) -> None:
         given = sized(_abi.SchedOptions)
-        given.order = _code(order, ORDERS, "order")
-        given.policy = _code(policy, POLICIES, "policy")
-        given.ageing = _code(ageing, AGEINGS, "ageing")
-        given.hash = _code(hash, HASHES, "hash")
-        for name, value in options.items():
-            if name not in OPTIONS:
-                raise InvalidArgument(f"no option is called {name!r}: {', '.join(OPTIONS)}")
-            try:
-                setattr(given, name, value)
-            except (TypeError, OverflowError) as e:
-                raise InvalidArgument(f"{name} is {value!r}: {e}") from None
-            if getattr(given, name) != value:
-                raise InvalidArgument(f"{name} is {value!r}, which its C type cannot hold")
+        given.order = index_of(order, ORDERS, "order")
+        given.policy = index_of(policy, POLICIES, "policy")
+        given.ageing = index_of(ageing, AGEINGS, "ageing")
+        given.hash = index_of(hash, HASHES, "hash")
+        set_options(given, options, OPTIONS)
         self._raised: BaseException | None = None
         self._callbacks: list[Any] = []
         if cost is not None:
@@ -422,7 +409,7 @@ def digests(tokens: Any, chunk: int, hash: str = "bulk") -> np.ndarray:
     if chunk < 1:
         raise InvalidArgument(f"chunk is {chunk}, possible: 1 and more")
     out = np.empty(-(-len(data) // chunk), np.uint64)
-    kind = _code(hash, HASHES, "hash")
+    kind = index_of(hash, HASHES, "hash")
     written = lib.function("pkv_sched_digests")(
         out.ctypes.data, data.ctypes.data, len(data), chunk, kind
     )

@@ -130,6 +130,11 @@ class ServerCase(unittest.TestCase):
         assert (code, err) == (0, ""), (code, err)
 
 
+def rest(link):
+    """All that comes until the server closes its side."""
+    return b"".join(iter(lambda: link.recv(65536), b""))
+
+
 def run_text(prompt, tokens):
     """What `pkv run` answers."""
     done = subprocess.run([PKV, "run", "-m", MODEL, "-p", prompt, "-n", str(tokens), "--json",

@@ -18,7 +18,7 @@ import time
 import unittest
 import unittest.mock
 
-from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, Server, ServerCase, run_text
+from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, Server, ServerCase, rest, run_text
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
@@ -626,12 +626,7 @@ class Serve(ServerCase):
                 if sent:
                     link.sendall(sent)
                 link.shutdown(socket.SHUT_WR)
-                got = b""
-                while True:
-                    more = link.recv(65536)
-                    if not more:
-                        break
-                    got += more
+                got = rest(link)
             self.assertEqual(got.count(b"200 OK"), answers, got)
         server.wait_for(lambda m: m["http_connections"] == 1, "all are closed")
         self.assertEqual(server.end(), (0, ""))
@@ -641,12 +636,7 @@ class Serve(ServerCase):
         with self.open_stream(max_tokens=8) as link:
             link.recv(10)
             link.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-            got = b""
-            while True:
-                more = link.recv(4096)
-                if not more:
-                    break
-                got += more
+            got = rest(link)
         self.assertLess(got.index(b"[DONE]"), got.index(b'{"status":"ok"}'))
 
     def test_eight_at_once(self):

@@ -606,9 +606,9 @@ static __device__ bool differ(const sample_shared &m) {
   return low != high;
 }
 
-/* The first CTA, over the sorted tokens of the last bin: the token at which the aim is met. */
-static __device__ void finish_search(const row_state &r, sample_shared &m, const uint64_t *keys,
-                                     int count, const aim &a) {
+/* Up to BEST gathered tokens, sorted, with their weights; the rest are empty. */
+static __device__ void sort_gathered(const row_state &r, sample_shared &m, const uint64_t *keys,
+                                     int count) {
   for (int i = threadIdx.x; i < BEST; i += THREADS)
     m.s.keys[i] = i < count ? __ldcg(keys + i) : 0;
   __syncthreads();
@@ -616,6 +616,12 @@ static __device__ void finish_search(const row_state &r, sample_shared &m, const
   for (int i = threadIdx.x; i < count; i += THREADS)
     m.s.weights[i] = weight(r, logit_of(m.s.keys[i]));
   __syncthreads();
+}
+
+/* The first CTA, over the sorted tokens of the last bin: the token at which the aim is met. */
+static __device__ void finish_search(const row_state &r, sample_shared &m, const uint64_t *keys,
+                                     int count, const aim &a) {
+  sort_gathered(r, m, keys, count);
   if (threadIdx.x == 0) {
     double sum = m.sum_before;
     int at = 0;
@@ -718,13 +724,7 @@ static __device__ __noinline__ int sample_far(row_state &r, sample_shared &m, ui
 static __device__ int sample_gathered(const row_state &r, sample_shared &m, const uint64_t *keys,
                                       int count, int limit, double total, double u) {
   int chosen = -1;
-  for (int i = threadIdx.x; i < BEST; i += THREADS)
-    m.s.keys[i] = i < count ? __ldcg(keys + i) : 0;
-  __syncthreads();
-  sort_best(m.s);
-  for (int i = threadIdx.x; i < count; i += THREADS)
-    m.s.weights[i] = weight(r, logit_of(m.s.keys[i]));
-  __syncthreads();
+  sort_gathered(r, m, keys, count);
   if (threadIdx.x == 0) chosen = walk(r, m.s.keys, m.s.weights, count, limit, total, u);
   return chosen;
 }
