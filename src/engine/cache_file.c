@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/hash.h"
+#include "base/replace_file.h"
 #include "base/status.h"
 #include "engine/engine_state.h"
 
@@ -318,23 +319,14 @@ pkv_status pkv_cache_read(int64_t *pages, pkv_engine *engine, FILE *in, pkv_erro
   return status;
 }
 
-/* Everything on the disk before the name is. */
-static pkv_status write_file(int64_t *pages, const pkv_engine *e, const char *path,
-                             const char *temporary, pkv_error *err) {
-  FILE *const file = fopen(temporary, "wb");
-  PKV_CHECK(err, file != NULL, PKV_E_IO, "cannot write %.120s: %s", temporary, strerror(errno));
-  pkv_status status = pkv_cache_write(pages, e, file, err);
-  if (status == PKV_OK && fsync(fileno(file)) != 0)
-    status = PKV_FAIL(err, PKV_E_IO, "cannot write %.120s: %s", temporary, strerror(errno));
-  if (fclose(file) != 0 && status == PKV_OK)
-    status = PKV_FAIL(err, PKV_E_IO, "cannot write %.120s: %s", temporary, strerror(errno));
-  if (status == PKV_OK && rename(temporary, path) != 0)
-    status = PKV_FAIL(err, PKV_E_IO, "cannot write %.120s: %s", path, strerror(errno));
-  if (status != PKV_OK) {
-    *pages = 0;
-    (void)remove(temporary);
-  }
-  return status;
+typedef struct saved {
+  const pkv_engine *engine;
+  int64_t pages;
+} saved;
+
+static pkv_status write_saved(void *ctx, FILE *file, pkv_error *err) {
+  saved *const s = ctx;
+  return pkv_cache_write(&s->pages, s->engine, file, err);
 }
 
 pkv_status pkv_engine_save_cache(int64_t *pages, const pkv_engine *engine, const char *path,
@@ -344,13 +336,10 @@ pkv_status pkv_engine_save_cache(int64_t *pages, const pkv_engine *engine, const
   PKV_CHECK(err, engine != NULL, PKV_E_INVALID, "engine is NULL");
   PKV_CHECK(err, path != NULL, PKV_E_INVALID, "path is NULL");
   PKV_TRY(check_engine(engine, err));
-  const size_t size = strlen(path) + sizeof ".new";
-  char *const temporary = pkv_alloc(&engine->allocator, size);
-  PKV_CHECK(err, temporary != NULL, PKV_E_NOMEM, "no memory for a name of %zu bytes", size);
-  (void)snprintf(temporary, size, "%s.new", path);
-  const pkv_status status = write_file(pages, engine, path, temporary, err);
-  pkv_free(&engine->allocator, temporary, size);
-  return status;
+  saved s = {engine, 0};
+  PKV_TRY(pkv_replace_file(path, write_saved, &s, err));
+  *pages = s.pages;
+  return PKV_OK;
 }
 
 pkv_status pkv_engine_load_cache(int64_t *pages, pkv_engine *engine, const char *path,

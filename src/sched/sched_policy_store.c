@@ -10,13 +10,12 @@
  */
 #include "sched/sched_parts.h"
 
-#include <errno.h>
 #include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "base/replace_file.h"
 #include "base/text.h"
 
 #define MAGIC   "pkvlearn"
@@ -69,36 +68,16 @@ static bool is_learner(const pkv_sched *s) {
   return s->learner != NULL;
 }
 
-static pkv_status write_file(const char *path, const char *temporary, const unsigned char *bytes,
-                             pkv_error *err) {
-  FILE *f = fopen(temporary, "wb");
-  PKV_CHECK(err, f, PKV_E_IO, "cannot write %.120s: %s", temporary, strerror(errno));
-  bool ok = fwrite(bytes, 1, BYTES, f) == BYTES;
-  ok = fclose(f) == 0 && ok;
-  ok = ok && rename(temporary, path) == 0;
-  if (ok) return PKV_OK;
-  const int reason = errno;
-  (void)remove(temporary);
-  return PKV_FAIL(err, PKV_E_IO, "cannot write %.120s: %s", path, strerror(reason));
-}
-
 pkv_status pkv_sched_save_learner(const pkv_sched *sched, const char *path, pkv_error *err) {
   PKV_CHECK(err, sched && path, PKV_E_INVALID, "%s is NULL", sched == NULL ? "sched" : "path");
   PKV_CHECK(err, is_learner(sched), PKV_E_UNSUPPORTED, "policy %s does not learn",
             pkv_sched_policy_name(sched->o.policy));
-  const size_t size = strlen(path) + sizeof ".new";
-  char *temporary = pkv_alloc(&sched->allocator, size);
   unsigned char *bytes = pkv_alloc(&sched->allocator, BYTES);
-  pkv_status status = PKV_OK;
-  if (temporary == NULL || bytes == NULL) {
-    status = PKV_FAIL(err, PKV_E_NOMEM, "no memory for a table of %zu bytes", BYTES);
-  } else {
-    (void)snprintf(temporary, size, "%s.new", path);
-    encode(bytes, sched);
-    status = write_file(path, temporary, bytes, err);
-  }
+  PKV_CHECK(err, bytes != NULL, PKV_E_NOMEM, "no memory for a table of %zu bytes", BYTES);
+  encode(bytes, sched);
+  const pkv_status status =
+      pkv_replace_file(path, pkv_write_bytes, &(pkv_bytes){bytes, BYTES}, err);
   pkv_free(&sched->allocator, bytes, BYTES);
-  pkv_free(&sched->allocator, temporary, size);
   return status;
 }
 
