@@ -168,7 +168,7 @@ class Device(unittest.TestCase):
     def test_verify_on_the_cpu(self):
         with tempfile.TemporaryDirectory() as folder:
             out = os.path.join(folder, "o.csv")
-            code, _, err = run("--lengths", "3000x4", "-r", "balanced", "-t", "1", "--csv", out,
+            code, _, err = run("--lengths", "1000x4", "-r", "balanced", "-t", "1", "--csv", out,
                                program=PKV)
             self.assertEqual(code, 0, err)
             code, text, err = self.verify("--tolerance", "400", out, "1", program=PKV)

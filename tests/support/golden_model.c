@@ -10,17 +10,14 @@
 
 #include <cmocka.h>
 
+#include "support/sanitized.h"
+
 /* Under a sanitizer, or at -O0, the arithmetic is up to twenty times slower: there the memory and
    the threads are what is tested, and one prompt shows them. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
-#define FEW 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define FEW 1
-#endif
-#endif
-#ifndef FEW
-#define FEW 0
+#if TEST_SANITIZED || !defined(__OPTIMIZE__)
+#define FEW true
+#else
+#define FEW false
 #endif
 
 const bool golden_few = FEW;

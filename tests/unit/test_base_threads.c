@@ -12,17 +12,10 @@
 
 #include <cmocka.h>
 
+#include "support/sanitized.h"
 #include "support/test_alloc.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1 /* they put their own pthread_create there */
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-
-#ifndef SANITIZED
+#if !TEST_SANITIZED /* sanitizers put their own pthread_create there */
 typedef int (*create_fn)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 
 static int creates_left;
@@ -40,7 +33,7 @@ pthread_create(pthread_t *thread, const pthread_attr_t *attr, void *(*start)(voi
 
 static void threads_refused(void **state) {
   (void)state;
-#ifdef SANITIZED
+#if TEST_SANITIZED
   print_message("skipped: the sanitizer owns pthread_create\n");
   skip();
 #else

@@ -7,13 +7,10 @@
 
 #include <cmocka.h>
 
+#include "support/sanitized.h"
 #include "support/sched_world.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define MANY 200000 /* everything is slower there */
-#else
-#define MANY 1000000
-#endif
+#define MANY (TEST_SANITIZED ? 200000 : 1000000)
 
 static void fcfs(void **state) {
   (void)state;

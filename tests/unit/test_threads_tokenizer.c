@@ -17,11 +17,12 @@
 #include "base/rng.h"
 #include "model/tokenizer_split.h"
 #include "pkv/engine.h"
+#include "support/sanitized.h"
 #include "support/vocab_build.h"
 
 #define SMALL_STACK ((size_t)256 << 10)
 /* Under a sanitizer frames are many times larger and everything is slower. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if TEST_SANITIZED
 #define STACK     (8 * SMALL_STACK)
 #define LIMIT_SEC 20.0
 #define LONG      (1u << 17)

@@ -16,6 +16,7 @@
 
 #include "base/rng.h"
 #include "pkv/engine.h"
+#include "support/sanitized.h"
 #include "support/test_alloc.h"
 #include "support/vocab_build.h"
 
@@ -382,11 +383,7 @@ static void test_no_memory(void **state) {
 /* 1 MiB of one character, alone or in runs that join. Time of this thread alone. */
 static void test_long_runs(void **state) {
   (void)state;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  const size_t bytes = 1u << 17;
-#else
-  const size_t bytes = 1u << 20;
-#endif
+  const size_t bytes = TEST_SANITIZED ? 1u << 17 : 1u << 20;
   made m;
   begin(&m);
   add_bytes(&m);
