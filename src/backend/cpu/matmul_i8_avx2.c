@@ -252,6 +252,30 @@ PKV_ALWAYS_INLINE void decode_tile(pkv_wtype type, const pkv_dense_job *job, int
 
 /* ---- many rows --------------------------------------------------------------------------- */
 
+/* Keeps the compiler from adding in another order: gcc would hold all products of a block to add
+   them as a tree, most of them on the stack, for which batches paid half of their speed. */
+PKV_ALWAYS_INLINE __m256i in_order(__m256i v) {
+  __asm__("" : "+x"(v));
+  return v;
+}
+
+/* pairs += products of four elements of k: of `count` rows from q on, and of 16 columns. */
+PKV_ALWAYS_INLINE void add_four(pkv_wtype type, int count, __m256i pairs[][2],
+                                const int8_t codes[2][32], const int8_t *q, int64_t stride) {
+  const __m256i w0 = _mm256_load_si256((const __m256i *)(const void *)codes[0]);
+  const __m256i w1 = _mm256_load_si256((const __m256i *)(const void *)codes[1]);
+  const bool sign = pkv_codes_signed(type);
+  for (int r = 0; r < count; r++) {
+    const __m256i x = _mm256_set1_epi32((int32_t)pkv_load_u32(q + r * stride));
+    const __m256i p0 = sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(w0), _mm256_sign_epi8(x, w0))
+                            : _mm256_maddubs_epi16(w0, x);
+    const __m256i p1 = sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(w1), _mm256_sign_epi8(x, w1))
+                            : _mm256_maddubs_epi16(w1, x);
+    pairs[r][0] = in_order(_mm256_add_epi16(pairs[r][0], p0));
+    pairs[r][1] = in_order(_mm256_add_epi16(pairs[r][1], p1));
+  }
+}
+
 /* Exact dots of `count` rows and 16 columns over one block of k. */
 PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2], const pkv_tile *t,
                                  int64_t b, const int8_t *q, int64_t stride) {
@@ -261,25 +285,16 @@ PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2], co
   const int span = type == PKV_WTYPE_Q8_0                                                       ? 1
                    : type == PKV_WTYPE_Q4_0 || type == PKV_WTYPE_Q4_1 || type == PKV_WTYPE_Q4_K ? 8
                                                                                                 : 4;
+  const int step = pkv_codes_signed(type) ? 1 : 4; /* registers do not last for more */
   for (int r = 0; r < count; r++)
     dot[r][0] = dot[r][1] = _mm256_setzero_si256();
   for (int g0 = 0; g0 < 8; g0 += span) {
     __m256i pairs[4][2];
     for (int r = 0; r < count; r++)
       pairs[r][0] = pairs[r][1] = _mm256_setzero_si256();
-    for (int g = g0; g < g0 + span; g++) {
-      const __m256i w0 = _mm256_load_si256((const __m256i *)(const void *)codes[g][0]);
-      const __m256i w1 = _mm256_load_si256((const __m256i *)(const void *)codes[g][1]);
-      for (int r = 0; r < count; r++) {
-        const __m256i x = _mm256_set1_epi32((int32_t)pkv_load_u32(q + r * stride + 4 * g));
-        const bool sign = pkv_codes_signed(type);
-        const __m256i p0 = sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(w0), _mm256_sign_epi8(x, w0))
-                                : _mm256_maddubs_epi16(w0, x);
-        const __m256i p1 = sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(w1), _mm256_sign_epi8(x, w1))
-                                : _mm256_maddubs_epi16(w1, x);
-        pairs[r][0] = _mm256_add_epi16(pairs[r][0], p0);
-        pairs[r][1] = _mm256_add_epi16(pairs[r][1], p1);
-      }
+    for (int g = g0; g < g0 + span; g += step) {
+      for (int i = 0; i < step; i++)
+        add_four(type, count, pairs, codes[g + i], q + 4 * (g + i), stride);
     }
     __m256i s[2] = {ones, ones};
     for (int half = 0; type == PKV_WTYPE_Q6_K && half < 2; half++)
@@ -293,8 +308,9 @@ PKV_ALWAYS_INLINE void tile_dots(pkv_wtype type, int count, __m256i dot[][2], co
 
 /* acc [count][16] over the tile's blocks, rows from `row` on. */
 PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TILE],
-                                 const pkv_tile *t, const pkv_dense_x *x, int64_t row,
+                                 const pkv_tile *t, const pkv_dense_x *shared, int64_t row,
                                  int64_t block0, int64_t blocks, pkv_fetch fetch) {
+  const pkv_dense_x copy = *shared, *const x = &copy; /* which no store can change */
   __m256 sum[4][2];
   for (int r = 0; r < count; r++) {
     sum[r][0] = _mm256_load_ps(acc[r]);
