@@ -107,25 +107,70 @@ INLINE void wide_scores(float *scores, const float *turned, const float *keys, i
   wide_put(scores, sums, vectors);
 }
 
+/* Two leaves of the tree for half the tokens: as many sums as wide_dot has. */
+typedef vf wide_pair[WIDE_TOKENS / 2][PANEL_VECTORS];
+
+INLINE void wide_dot_pair(wide_pair even, wide_pair odd, const float *turned, const float *keys,
+                          int32_t stride, int32_t first, int32_t second, const int vectors) {
+  UNROLL
+  for (int t = 0; t < WIDE_TOKENS / 2; t++) {
+    UNROLL
+    for (int v = 0; v < vectors; v++)
+      even[t][v] = odd[t][v] = vf_zero();
+  }
+  UNROLL_LOOP
+  for (int32_t c = 0; c < stride; c += VL) {
+    UNROLL
+    for (int leaf = 0; leaf < 2; leaf++) {
+      const int32_t at = c + (leaf == 0 ? first : second);
+      vf *const sums = leaf == 0 ? even[0] : odd[0];
+      vf query[PANEL_VECTORS];
+      UNROLL
+      for (int v = 0; v < vectors; v++)
+        query[v] = vf_load(turned + (at * vectors + v) * VL);
+      UNROLL
+      for (int t = 0; t < WIDE_TOKENS / 2; t++) {
+        const vf key = vf_set1(keys[t * stride + at]);
+        UNROLL
+        for (int v = 0; v < vectors; v++)
+          sums[t * PANEL_VECTORS + v] = vf_fma(query[v], key, sums[t * PANEL_VECTORS + v]);
+      }
+    }
+  }
+}
+
 /*
- * The same in the order of the narrow kernels. The tree is climbed as a binary counter: held[n],
- * HELD floats each, waits for its neighbour of 2^n leaves.
+ * The same in the order of the narrow kernels. The tree is climbed as a binary counter of pairs of
+ * leaves: held[n], HELD floats each, waits for its neighbour of 2^n pairs.
  */
 INLINE void wide_tree(float *scores, const float *turned, const float *keys, int32_t stride,
                       float *held, const int vectors) {
-  for (int32_t leaf = 0; leaf < VL; leaf++) {
-    wide_sums sums;
-    wide_dot(sums, turned, keys, stride, tree_lane(leaf), VL, vectors);
-    int level = 0;
-    for (; level < LEVELS && (leaf >> level & 1) != 0; level++) {
+  for (int32_t pair = 0; pair < VL / 2; pair++) {
+    wide_pair sums, odd;
+    wide_dot_pair(sums, odd, turned, keys, stride, tree_lane(2 * pair), tree_lane(2 * pair + 1),
+                  vectors);
+    UNROLL
+    for (int t = 0; t < WIDE_TOKENS / 2; t++) {
       UNROLL
-      for (int t = 0; t < WIDE_TOKENS; t++) {
+      for (int v = 0; v < vectors; v++)
+        sums[t][v] = vf_add(sums[t][v], odd[t][v]);
+    }
+    int level = 0;
+    for (; level < LEVELS - 1 && (pair >> level & 1) != 0; level++) {
+      UNROLL
+      for (int t = 0; t < WIDE_TOKENS / 2; t++) {
         UNROLL
         for (int v = 0; v < vectors; v++)
           sums[t][v] = vf_add(vf_load(held + level * HELD + (t * vectors + v) * VL), sums[t][v]);
       }
     }
-    wide_put(level == LEVELS ? scores : held + level * HELD, sums, vectors);
+    float *const to = level == LEVELS - 1 ? scores : held + level * HELD;
+    UNROLL
+    for (int t = 0; t < WIDE_TOKENS / 2; t++) {
+      UNROLL
+      for (int v = 0; v < vectors; v++)
+        vf_store(to + (t * vectors + v) * VL, sums[t][v]);
+    }
   }
 }
 
@@ -176,6 +221,8 @@ typedef void (*wide_values_fn)(float *sums, const float *p, int32_t width, const
   static void wide_tree_##vectors(float *scores, const float *turned, const float *keys,           \
                                   int32_t stride, float *held) {                                   \
     wide_tree(scores, turned, keys, stride, held, vectors);                                        \
+    wide_tree(scores + WIDE_TOKENS / 2 * vectors * VL, turned, keys + WIDE_TOKENS / 2 * stride,    \
+              stride, held, vectors);                                                              \
   }
 #define VALUE_KERNELS(rows)                                                                        \
   static void wide_value_##rows(float *sums, const float *p, int32_t width, const float *values,   \
