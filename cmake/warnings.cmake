@@ -1,10 +1,15 @@
 # Flags of every target of ours. No -march=native, no -ffast-math: masks and NaN must mean
 # something.
 add_library(pkv_flags INTERFACE)
-# What users run: tables of addresses are read-only once it has started, the stack holds no code.
+# What users run: tables of addresses are read-only once it has started, the stack holds no code;
+# overwritten return addresses and copies past an object's end are seen and end the process.
 set(pkv_hardened -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack)
+set(pkv_guards -fstack-protector-strong)
+if(NOT PKV_SANITIZE AND CMAKE_BUILD_TYPE MATCHES "^(Release|RelWithDebInfo|MinSizeRel)$")
+  list(APPEND pkv_guards -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3) # of optimised code alone
+endif()
 set(pkv_c_flags -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes -Werror
-  -fno-math-errno -ffp-contract=off)
+  -fno-math-errno -ffp-contract=off ${pkv_guards})
 if(PKV_PYTHON_PACKAGE)
   list(REMOVE_ITEM pkv_c_flags -Werror) # pip runs with whatever compiler there is
 endif()

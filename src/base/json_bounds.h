@@ -6,7 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define PKV_JSON_DEPTH 64
+#include "base/limits.h"
 
 typedef enum pkv_json_bound {
   PKV_JSON_FITS = 0,

@@ -10,19 +10,22 @@
 #include "cli/commands.h"
 #include "cli/prompt_text.h"
 #include "cli/safe_text.h"
+#include "cli/sandbox.h"
 #include "pkv/engine.h"
 
 #define SHOWN_ELEMENTS 8   /* of an array, without --full */
 #define SHOWN_BYTES    100 /* of a text, without --full */
 
 typedef struct inspect_options {
-  int32_t full, summary, json;
+  int32_t full, summary, json, sandbox;
 } inspect_options;
 
 static const pkv_option options_table[] = {
     PKV_FLAG(inspect_options, full, 'f', "full", "whole arrays, and whole texts"),
     PKV_FLAG(inspect_options, summary, 's', "summary", "no keys, no tensors"),
     PKV_FLAG(inspect_options, json, 0, "json", "print one JSON object"),
+    PKV_FLAG(inspect_options, sandbox, 0, "sandbox",
+             "open no file but the model's, start no program, connect nowhere"),
 };
 
 /* ---- collecting ---- */
@@ -361,12 +364,21 @@ static int print_text(const pkv_cli *cli, const inspect_options *options, const 
   return !more && pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : PKV_EXIT_OK;
 }
 
+static pkv_status enter_sandbox(const char *path, pkv_error *err) {
+  const pkv_status status = pkv_sandbox_files(path, NULL, 0, err);
+  return status == PKV_OK ? pkv_sandbox_calls(err) : status;
+}
+
 static int run(const pkv_cli *cli, const void *given) {
   const inspect_options *const options = given;
   const char *const path = cli->operands[0];
   collection c = {.root = json_object()};
   pkv_inspector visitor = PKV_INSPECTOR_INIT;
   pkv_error err = {PKV_OK, NULL, {0}};
+  if (options->sandbox && enter_sandbox(path, &err) != PKV_OK) {
+    json_decref(c.root);
+    return pkv_cli_fail(cli, &err);
+  }
   visitor.user = &c;
   visitor.max_elements = options->full ? 0 : SHOWN_ELEMENTS;
   visitor.file = on_file;
@@ -402,6 +414,9 @@ const pkv_command pkv_command_inspect = {
         "(\\n, \\xHH, \\u{HHHH}), so that no file can write to the terminal what it wants.\n\n"
         "With --json, bytes that are not UTF-8 become U+FFFD, and numbers that JSON cannot hold "
         "(NaN, infinities, beyond 2^63) are strings.\n\n"
+        "With --sandbox the kernel refuses this process all files but the model's, new programs "
+        "and "
+        "connections while the file is read; see `pkv serve --help`.\n\n"
         "The exit code is 0 for every file that could be read, usable or not, and 1 where not "
         "even the table of contents is sound.",
     .operands = "MODEL",

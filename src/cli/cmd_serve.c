@@ -3,10 +3,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/limits.h"
 #include "base/log.h"
+#include "base/status.h"
 #include "cli/commands.h"
-#include "cli/serve_log.h"
 #include "cli/prompt_text.h"
+#include "cli/sandbox.h"
+#include "cli/serve_log.h"
 #include "server/serve.h"
 
 typedef struct serve_options {
@@ -14,7 +17,7 @@ typedef struct serve_options {
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
   int32_t header_s, body_s, idle_s, stall_s, drain_s, progress_s;
   int32_t order, admission, beside, no_cache, shared_cache, device;
-  int32_t log_format, log_level, no_access_log;
+  int32_t log_format, log_level, no_access_log, sandbox;
   int64_t cache, max_body;
 } serve_options;
 
@@ -66,18 +69,19 @@ static const pkv_option options_table[] = {
     PKV_FLAG(serve_options, shared_cache, 0, "share-between-keys",
              "clients with different keys share cached prefixes"),
     PKV_INT(serve_options, rows, 0, "rows", "N", "32", 1, 4096, "requests in the batch at once"),
-    PKV_INT(serve_options, requests, 0, "requests", "N", "256", 1, 65536,
+    PKV_INT(serve_options, requests, 0, "requests", "N", PKV_LIMIT_TEXT(PKV_REQUESTS), 1, 65536,
             "requests that run or wait; more are answered 503"),
-    PKV_INT(serve_options, connections, 0, "connections", "N", "512", 1, 65536,
-            "open connections; more wait to be accepted"),
-    PKV_INT(serve_options, max_body, 0, "max-body", "BYTES", "8388608", 1, 1073741824,
-            "largest body of a request"),
-    PKV_INT(serve_options, header_s, 0, "header-timeout", "S", "10", 1, 3600,
-            "for a request's headers"),
-    PKV_INT(serve_options, body_s, 0, "body-timeout", "S", "30", 1, 3600, "for a request's body"),
-    PKV_INT(serve_options, idle_s, 0, "idle-timeout", "S", "60", 1, 3600,
+    PKV_INT(serve_options, connections, 0, "connections", "N", PKV_LIMIT_TEXT(PKV_CONNECTIONS), 1,
+            65536, "open connections; more wait to be accepted"),
+    PKV_INT(serve_options, max_body, 0, "max-body", "BYTES", PKV_LIMIT_TEXT(PKV_BODY_BYTES), 1,
+            1073741824, "largest body of a request"),
+    PKV_INT(serve_options, header_s, 0, "header-timeout", "S", PKV_LIMIT_TEXT(PKV_HEADER_S), 1,
+            3600, "for a request's headers"),
+    PKV_INT(serve_options, body_s, 0, "body-timeout", "S", PKV_LIMIT_TEXT(PKV_BODY_S), 1, 3600,
+            "for a request's body"),
+    PKV_INT(serve_options, idle_s, 0, "idle-timeout", "S", PKV_LIMIT_TEXT(PKV_IDLE_S), 1, 3600,
             "between two requests of a connection"),
-    PKV_INT(serve_options, stall_s, 0, "stall-timeout", "S", "30", 1, 3600,
+    PKV_INT(serve_options, stall_s, 0, "stall-timeout", "S", PKV_LIMIT_TEXT(PKV_STALL_S), 1, 3600,
             "for a client that does not read its answer"),
     PKV_INT(serve_options, drain_s, 0, "drain-timeout", "S", "30", 0, 3600,
             "for running requests after SIGTERM"),
@@ -88,6 +92,8 @@ static const pkv_option options_table[] = {
     PKV_CHOICE(serve_options, log_level, 0, "log-level", log_levels, "info",
                "info: one record a request, never what it says"),
     PKV_FLAG(serve_options, no_access_log, 0, "no-access-log", "no records of requests"),
+    PKV_FLAG(serve_options, sandbox, 0, "sandbox",
+             "open no file but the model's, start no program, connect nowhere"),
 };
 
 typedef struct serve_state {
@@ -95,6 +101,7 @@ typedef struct serve_state {
   const char *host, *path;
   pkv_model *model;
   pkv_serve_log log;
+  bool sandbox;
 } serve_state;
 
 static void on_listening(void *user, int32_t port) {
@@ -112,6 +119,8 @@ static void on_access(void *user, const pkv_access *access) {
 static pkv_status load(void *user, pkv_model **out, pkv_error *err) {
   serve_state *const s = user;
   const pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  *out = NULL;
+  if (s->sandbox) PKV_TRY(pkv_sandbox_calls(err)); /* the socket listens, nothing was read yet */
   const pkv_status status = pkv_model_open_named(&s->model, s->path, &options, err);
   *out = s->model;
   return status;
@@ -179,15 +188,19 @@ static int run(const pkv_cli *cli, const void *opaque) {
   pkv_error err = {PKV_OK, "", ""};
   char name[256];
   const char *const path = cli->operand_count > 0 ? cli->operands[0] : o->model;
-  serve_state state = {cli, o->host, path, NULL, {o->log_format == 1, (pkv_log_level)o->log_level}};
+  serve_state state = {
+      cli, o->host, path, NULL, {o->log_format == 1, (pkv_log_level)o->log_level}, o->sandbox != 0};
   if (path == NULL) return pkv_cli_usage(cli, "MODEL is missing");
   name_of_file(name, sizeof name, path);
   if (o->name != NULL && (o->name[0] == '\0' || !pkv_utf8_valid(o->name, strlen(o->name))))
     return pkv_cli_usage(cli, "--name must be some text in UTF-8");
   fill_options(&options, o, name);
   options.user = &state;
+  if (state.sandbox && o->device != PKV_DEVICE_CPU)
+    return pkv_cli_usage(cli, "--sandbox is for --device cpu: a driver opens files as it goes");
   pkv_log_set(pkv_serve_log_line, &state.log);
-  const pkv_status status = pkv_serve(&options, &err);
+  pkv_status status = state.sandbox ? pkv_sandbox_files(path, &o->key_file, 1, &err) : PKV_OK;
+  if (status == PKV_OK) status = pkv_serve(&options, &err);
   if (status != PKV_OK)
     pkv_log(PKV_LOG_ERROR, "serve", "%s",
             err.text[0] != '\0' ? err.text : pkv_status_text(err.status));
@@ -205,7 +218,11 @@ const pkv_command pkv_command_serve = {
                "page that shows what it does. The port is open before the model is loaded: /ready "
                "says when it is. Listens "
                "on this machine alone unless --host says more; there is no TLS, so anything more "
-               "belongs behind a proxy.\n\nSIGTERM or SIGINT: no more requests are "
+               "belongs behind a proxy.\n\nWith --sandbox the kernel refuses this process, "
+               "from before the model is read until its end, what it does not need: Landlock all "
+               "files but the model's, --api-key-file and some of the system's, those to be read "
+               "only; seccomp new programs, processes, connections and code. A kernel that has not "
+               "both is an error.\n\nSIGTERM or SIGINT: no more requests are "
                "taken, and those that run are finished; a second one cancels them.\n\nEvery "
                "option is also a variable (--api-keys: PKV_SERVE_API_KEYS) and a line of the file "
                "of --config (api-keys = ...; flags take true or false). The command line goes "

@@ -3,10 +3,8 @@
 #ifndef PKV_GRAMMAR_TEXT_H
 #define PKV_GRAMMAR_TEXT_H
 
+#include "base/limits.h"
 #include "grammar/syntax.h"
-
-#define PKV_GRAMMAR_TEXT_BYTES (1 << 18)
-#define PKV_GRAMMAR_DEPTH      256 /* of parentheses */
 
 /* The failure, with line and column, stays with the tree. */
 void pkv_grammar_read(pkv_syntax *tree, const char *text, size_t bytes);

@@ -9,12 +9,9 @@
 
 #include <jansson.h>
 
+#include "base/limits.h"
 #include "grammar/json_rules.h"
 
-#define PKV_SCHEMA_BYTES  (1 << 18)
-#define PKV_SCHEMA_VALUES 32768
-#define PKV_SCHEMA_DEPTH  128   /* of schemas in each other, by $ref or not */
-#define PKV_SCHEMA_WORK   20000 /* schemas looked at, those made by merging included */
 /* Levels of values that a schema leaves open. */
 #define PKV_FREE_LEVELS 16
 

@@ -3,17 +3,11 @@
 #ifndef PKV_MODEL_GGUF_PARTS_H
 #define PKV_MODEL_GGUF_PARTS_H
 
+#include "base/limits.h"
 #include "model/gguf.h"
 #include "model/mapped_file.h"
 #include "model/safetensors.h"
 
-#define PKV_GGUF_MAX_STRING    ((uint64_t)16 << 20)
-#define PKV_GGUF_MAX_ELEMENTS  ((uint64_t)64 << 20)
-#define PKV_GGUF_MAX_ENTRIES   ((uint64_t)65536)
-#define PKV_GGUF_MAX_KEY       ((uint64_t)65535)
-#define PKV_GGUF_MAX_NAME      ((uint64_t)64)
-#define PKV_GGUF_MAX_DIMS      4u
-#define PKV_GGUF_MAX_META      ((size_t)1 << 30)
 #define PKV_GGUF_HEADER_BYTES  24u /* magic, version, two counts */
 #define PKV_GGUF_MIN_ALIGNMENT 8u
 

@@ -11,10 +11,8 @@
 #ifndef PKV_MODEL_SAFETENSORS_H
 #define PKV_MODEL_SAFETENSORS_H
 
+#include "base/limits.h"
 #include "model/gguf.h"
-
-#define PKV_SAFETENSORS_MAX_HEADER  100000000u
-#define PKV_SAFETENSORS_MAX_TENSORS 65536u
 
 typedef struct pkv_safetensors pkv_safetensors; /* immutable once open */
 

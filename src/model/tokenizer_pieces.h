@@ -11,9 +11,6 @@
 
 #include "model/tokenizer_merges.h"
 
-/* Bytes of an ordinary token: bounds what one look-up costs. The longest known ones have 48. */
-#define PKV_PIECE_MAX_BYTES 1024
-
 /* Immutable after pkv_pieces_load. */
 typedef struct pkv_pieces {
   pkv_allocator allocator;

@@ -9,9 +9,6 @@
 
 #include "model/tokenizer_vocab.h"
 
-/* Bytes: bounds the work at one place of the text, and with it keeps the search linear. */
-#define PKV_SPECIAL_MAX_BYTES 256
-
 /* Immutable after pkv_specials_build; borrows the vocabulary. */
 typedef struct pkv_specials {
   pkv_allocator allocator;

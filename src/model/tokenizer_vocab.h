@@ -11,10 +11,8 @@
 #include <stdbool.h>
 
 #include "base/alloc.h"
+#include "base/limits.h"
 #include "model/gguf.h"
-
-#define PKV_VOCAB_MAX_TOKENS 4194304 /* 2^22; the largest known vocabularies have 2^18 */
-#define PKV_VOCAB_MAX_PIECE  16384   /* bytes of one token as spelled in the file */
 
 /* tokenizer.ggml.token_type. */
 typedef enum pkv_token_type {

@@ -5,10 +5,8 @@
 
 #include <jansson.h>
 
+#include "base/limits.h"
 #include "server/api_request.h"
-
-#define PKV_API_MESSAGES 4096   /* of one conversation */
-#define PKV_API_VALUES   262144 /* of a body, and of what a text in it spells */
 
 /* The body as JSON within the server's bounds, to be released; NULL: refused. */
 json_t *pkv_api_parse(pkv_api_error *error, const char *body, size_t bytes);

@@ -11,9 +11,6 @@
 #include "server/api_fields.h"
 #include "server/tools.h"
 
-/* n is bounded lower than PKV_CHOICES: the rest is for lists of prompts. */
-#define MAX_N 16
-
 /* The numeric fields. A field that is null is absent. */
 typedef struct number_field {
   const char *name;
@@ -55,8 +52,8 @@ static const number_field number_fields[NUMBER_FIELDS] = {
     [FIELD_TOP_K] = {"top_k", true, -1, INT32_MAX, false, 0, 40},
     [FIELD_MIN_P] = {"min_p", false, 0, 1, false, 0, 0.05},
     [FIELD_SEED] = {"seed", true, -9223372036854775808.0, 9223372036854774784.0, false, 0, 0},
-    [FIELD_N] = {"n", true, 1, MAX_N, false, 1, 1},
-    [FIELD_BEST_OF] = {"best_of", true, 1, MAX_N, false, 1, 1},
+    [FIELD_N] = {"n", true, 1, PKV_API_N, false, 1, 1},
+    [FIELD_BEST_OF] = {"best_of", true, 1, PKV_API_N, false, 1, 1},
     [FIELD_FREQUENCY_PENALTY] = {"frequency_penalty", false, -2, 2, false, 0, 0},
     [FIELD_PRESENCE_PENALTY] = {"presence_penalty", false, -2, 2, false, 0, 0},
     [FIELD_REPETITION_PENALTY] = {"repetition_penalty", false, 0.01, 100, false, 1, 1},

@@ -7,6 +7,7 @@
 #ifndef PKV_SERVER_API_REQUEST_H
 #define PKV_SERVER_API_REQUEST_H
 
+#include "base/limits.h"
 #include "server/constraint_cache.h"
 #include "server/engine_loop.h"
 
@@ -16,8 +17,6 @@ typedef enum pkv_api_kind {
   PKV_API_CHAT,        /* /v1/chat/completions */
   PKV_API_LLAMA        /* llama-server's /completion */
 } pkv_api_kind;
-
-#define PKV_TOOL_NAME 64
 
 /* What the model may call, or has to. */
 typedef struct pkv_tools {

@@ -379,10 +379,18 @@ static enum MHD_Result take_head(pkv_exchange *x, const char *url, const char *m
   return refuse_head(x, &error, allow);
 }
 
+/* libmicrohttpd gives a chunk, or what came of it, at a time: work for each, however small. */
+static bool too_many_chunks(pkv_exchange *x) {
+  if (header_of(x, MHD_HTTP_HEADER_CONTENT_LENGTH) != NULL) return false;
+  return ++x->pieces > PKV_BODY_CHUNKS && x->pieces > x->body.size / 1024;
+}
+
 static enum MHD_Result take_body(pkv_exchange *x, const char *data, size_t *data_size) {
   const size_t count = *data_size;
   *data_size = 0;
-  if (!x->too_large && pkv_buffer_append(&x->body, data, count, NULL) == PKV_OK) return MHD_YES;
+  x->too_many = x->too_many || (!x->too_large && too_many_chunks(x));
+  if (!x->too_large && !x->too_many && pkv_buffer_append(&x->body, data, count, NULL) == PKV_OK)
+    return MHD_YES;
   x->too_large = true;
   pkv_buffer_clear(&x->body);
   x->dropped += count;
@@ -394,8 +402,12 @@ static enum MHD_Result answer(pkv_exchange *x) {
   pkv_server *const server = x->connection->server;
   if (x->too_large) {
     pkv_api_error error;
-    (void)pkv_api_refuse(&error, 413, "body_too_large", "", "the body may have %lld bytes",
-                         (long long)server->options->max_body);
+    if (x->too_many)
+      (void)pkv_api_refuse(&error, 413, "too_many_chunks", "",
+                           "the body may have %d chunks, or more of a KiB each", PKV_BODY_CHUNKS);
+    else
+      (void)pkv_api_refuse(&error, 413, "body_too_large", "", "the body may have %lld bytes",
+                           (long long)server->options->max_body);
     return pkv_http_respond_error(x, &error, NULL, NULL);
   }
   if (!routes[x->route].early && server->model == NULL)

@@ -10,9 +10,6 @@
 #include "base/status.h"
 #include "server/http_parts.h"
 
-/* Bytes of events, about, that a stream may have waiting for its client before its tokens are not
- * computed any more. As many again may be on their way out. */
-#define WINDOW_BYTES ((size_t)256 << 10)
 #define STREAM_BYTES ((size_t)64 << 20)
 #define BLOCK_BYTES  16384
 
@@ -152,7 +149,7 @@ static pkv_status submit_all(pkv_exchange *x, pkv_api_request *request, pkv_erro
   if (x->told == NULL || x->states == NULL || x->jobs == NULL) return PKV_E_NOMEM;
   for (int32_t c = 0; c < x->choice_count && x->reply.tools != NULL; c++)
     pkv_reply_parser(&x->told[c].parser, &x->reply, c);
-  request->job.window = x->stream ? WINDOW_BYTES / (size_t)x->job_count : 0;
+  request->job.window = x->stream ? PKV_STREAM_WINDOW_BYTES / (size_t)x->job_count : 0;
   for (int32_t i = 0; i < x->job_count; i++) {
     pkv_job_spec *const spec = &request->job;
     spec->prompt = request->prompts[i];

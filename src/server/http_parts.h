@@ -8,6 +8,7 @@
 
 #include <microhttpd.h>
 
+#include "base/limits.h"
 #include "server/api_keys.h"
 #include "server/reply_text.h"
 #include "server/serve.h"
@@ -16,9 +17,6 @@
 
 /* Longer bodies are read by the text worker: 64 KiB take 10 ms and more. */
 #define PKV_LONG_BODY ((size_t)64 << 10)
-
-/* Of one request line and its headers; libmicrohttpd's memory for a connection is twice that. */
-#define PKV_HEADER_BYTES ((size_t)16 << 10)
 
 /* A stream says something at least so often, while its prompt waits or is worked on: clients see
  * that it lives, and a write that fails tells us that they do not. */
@@ -112,6 +110,7 @@ struct pkv_exchange {
   char request_id[PKV_REQUEST_ID_BYTES];
   bool begun;     /* the headers were seen */
   bool too_large; /* the body is dropped */
+  bool too_many;  /* because it has too many chunks */
   bool suspended;
   bool stream, closed; /* closed: the stream's last event is in `out` */
   bool ping;           /* the stream was silent for long: a comment is due */
@@ -124,6 +123,7 @@ struct pkv_exchange {
   pkv_api_request *request;    /* of completions; NULL = not there */
   pkv_api_error refusal;       /* where not understood */
   size_t sent, dropped;        /* bytes of `out`; bytes of a body that is too large */
+  size_t pieces;               /* that a chunked body came in */
   pkv_reply reply;
   pkv_stops stops;
   pkv_tools tools;

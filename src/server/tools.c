@@ -8,7 +8,6 @@
 #include "server/api_fields.h"
 #include "server/json_out.h"
 
-#define MAX_TOOLS     128
 #define MAX_CALLS     8 /* of one answer, where they are demanded */
 #define PROMPT_BYTES  ((size_t)32 << 20)
 #define SCHEMA_LEVELS 64
@@ -47,9 +46,9 @@ bool pkv_tools_have(const pkv_tools *tools, const char *name) {
 static bool check_tools(pkv_api_error *error, const json_t *list) {
   size_t i;
   const json_t *tool;
-  if (!json_is_array(list) || json_array_size(list) > MAX_TOOLS)
+  if (!json_is_array(list) || json_array_size(list) > PKV_API_TOOLS)
     return pkv_api_refuse(error, 400, "invalid_type", "tools",
-                          "tools must be a list of at most %d tools", MAX_TOOLS);
+                          "tools must be a list of at most %d tools", PKV_API_TOOLS);
   json_array_foreach(list, i, tool) {
     const char *const type = json_string_value(json_object_get(tool, "type"));
     const json_t *const function = json_object_get(tool, "function");

@@ -18,9 +18,7 @@
 #include <stdbool.h>
 
 #include "base/alloc.h"
-
-#define PKV_TEMPLATE_SOURCE_BYTES 1048576u /* the longest source */
-#define PKV_TEMPLATE_NESTING      150u     /* in a source: of statements, a bracket counts twice */
+#include "base/limits.h"
 
 /* Immutable once compiled: share freely. Rendering takes memory from its allocator. */
 typedef struct pkv_template pkv_template;

@@ -6,11 +6,6 @@
 #include "base/status.h"
 #include "template/template_parts.h"
 
-#define STEPS  1000000u
-#define OUTPUT ((size_t)32 << 20)
-#define MEMORY ((size_t)256 << 20)
-#define DEPTH  600u
-
 /* ------------------------------------------------------------------------------------------
  * Limits and failures
  * ------------------------------------------------------------------------------------------ */
@@ -447,11 +442,14 @@ pkv_status pkv_template_render(pkv_template_output *out, const pkv_template *t,
   *out = (pkv_template_output){0};
   PKV_CHECK(err, variables->kind == PKV_TEMPLATE_MAP, PKV_E_INVALID, "the variables are no map");
   if (limits == NULL) limits = &none;
-  tpl_builder text = {.limit = limits->output_bytes ? limits->output_bytes : OUTPUT};
+  tpl_builder text = {.limit =
+                          limits->output_bytes ? limits->output_bytes : PKV_TEMPLATE_OUTPUT_BYTES};
   tpl_run r = {.t = t, .now = now, .out = &text, .err = err};
-  r.steps = r.steps_limit = limits->steps ? limits->steps : STEPS;
-  r.depth_limit = limits->depth ? limits->depth : DEPTH;
-  pkv_tpl_arena_init(&r.arena, limits->memory_bytes ? limits->memory_bytes : MEMORY, &t->allocator);
+  r.steps = r.steps_limit = limits->steps ? limits->steps : PKV_TEMPLATE_STEPS;
+  r.depth_limit = limits->depth ? limits->depth : PKV_TEMPLATE_DEPTH;
+  pkv_tpl_arena_init(&r.arena,
+                     limits->memory_bytes ? limits->memory_bytes : PKV_TEMPLATE_MEMORY_BYTES,
+                     &t->allocator);
   if (import_globals(&r, variables)) {
     tpl_scope *const top = pkv_tpl_scope(&r, r.globals);
     if (top != NULL && pkv_tpl_exec(&r, top, t->body)) r.status = copy_output(out, &text, &r);

@@ -15,6 +15,9 @@ import unittest
 
 from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, RECORD, Server
 
+TINY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "data", "tiny_folders",
+                    "llama3.gguf")
+
 
 def command(*args, env=None):
     """(exit code, stderr)"""
@@ -202,6 +205,57 @@ class Healthcheck(Files):
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class Sandbox(Files):
+    """What the sandbox keeps from a process is in test_sandbox; here, that pkv is in one."""
+
+    def setUp(self):
+        super().setUp()
+        # A leak checker stops the process from outside, which it refuses.
+        self.env = {"ASAN_OPTIONS": os.environ.get("ASAN_OPTIONS", "") + ":detect_leaks=0"}
+
+    @unittest.skipUnless(HAVE_MODEL, "the model is not there")
+    def test_serve(self):
+        """It answers as without, with keys from a file and threads; tells systemd too."""
+        keys = self.file("the-key\n", "keys")
+        path = os.path.join(self.folder.name, "notify")
+        fields = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0}
+        texts = []
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(path)
+            manager.settimeout(LIMIT_S)
+            for flags in ((), ("--sandbox",)):
+                server = Server("--ctx", "128", "--threads", "3", "--api-key-file", keys, *flags,
+                                key="the-key",
+                                env=dict(self.env, NOTIFY_SOCKET=path))
+                status, _, body = server.request("POST", "/v1/completions", json.dumps(fields),
+                                                 server.headers)
+                self.assertEqual(status, 200, body)
+                texts.append(json.loads(body)["choices"])
+                self.assertEqual(server.request("GET", "/metrics")[0], 401)
+                threads = f"/proc/{server.process.pid}/task"
+                for thread in os.listdir(threads):
+                    with open(f"{threads}/{thread}/status", encoding="ascii") as file:
+                        found = re.search(r"^Seccomp:\s*(\d)", file.read(), re.M)
+                    self.assertEqual(found[1], "2" if flags else "0")
+                self.assertEqual(server.end(), (0, ""))
+                self.assertEqual((manager.recv(99), manager.recv(99)), (b"READY=1", b"STOPPING=1"))
+        self.assertEqual(*texts)
+
+    def test_inspect(self):
+        out = [subprocess.run([PKV, "inspect", TINY, *flags], capture_output=True, env=dict(
+            os.environ, **self.env), timeout=LIMIT_S, check=True).stdout
+            for flags in ((), ("--sandbox",))]
+        self.assertEqual(*out)
+        self.assertEqual(command("inspect", "/no/such", "--sandbox", env=self.env)[0], 1)
+
+    def test_refused(self):
+        for args, words in ((["--api-key-file", "/no/such"], "/no/such"),
+                            (["--device", "cuda"], "--sandbox is for --device cpu")):
+            code, err = command("serve", TINY, "--port", "0", "--sandbox", *args, env=self.env)
+            self.assertNotEqual(code, 0)
+            self.assertIn(words, err)
+
+
 class Notify(Files):
     def test_notify(self):
         """systemd is told when the model is there, and when the end begins."""

@@ -54,6 +54,37 @@ class Tree(unittest.TestCase):
         return out
 
 
+class CheckHardening(unittest.TestCase):
+    """Programs built without one of the guards are told apart from one that has all."""
+
+    GUARDS = ("-fPIE -pie -Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack -fstack-protector-strong "
+              "-O2 -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2").split()
+    CODE = """#include <stdio.h>
+    #include <string.h>
+    int main(int n, char **v) { char b[64]; strcpy(b, v[n - 1]); return puts(b); }"""
+
+    def faults(self, *more):
+        with tempfile.TemporaryDirectory() as folder:
+            source, program = os.path.join(folder, "a.c"), os.path.join(folder, "a")
+            with open(source, "w", encoding="ascii") as file:
+                file.write(self.CODE)
+            subprocess.run(["cc", *self.GUARDS, *more, source, "-o", program], check=True)
+            done = subprocess.run(
+                [sys.executable, os.path.join(ROOT, "tests", "tools", "check_hardening.py"),
+                 "--optimised", program], capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, 0 if " 0 faults" in done.stdout else 1)
+        return done.stdout
+
+    def test_guards(self):
+        self.assertIn(" 0 faults", self.faults())
+        for flag, words in (("-fno-stack-protector", "does not guard its stack"),
+                            ("-U_FORTIFY_SOURCE", "does not check its copies"),
+                            ("-Wl,-z,lazy", "binds late"), ("-Wl,-z,norelro", "has no RELRO"),
+                            ("-Wl,-z,execstack", "executable stack"),
+                            ("-no-pie", "not position-independent")):
+            self.assertIn(words, self.faults(flag), flag)
+
+
 class CheckLayers(Tree):
     def setUp(self):
         super().setUp()
