@@ -118,7 +118,10 @@ void free(void *block) {
   X(int, fsync, (int))                                                                             \
   X(int, rename, (const char *, const char *))                                                     \
   X(FILE *, fopen, (const char *, const char *))                                                   \
+  X(FILE *, fdopen, (int, const char *))                                                           \
   X(int, fclose, (FILE *))                                                                         \
+  X(int, ftruncate, (int, off_t))                                                                  \
+  X(int, fchmod, (int, mode_t))                                                                    \
   X(size_t, fread, (void *, size_t, size_t, FILE *))                                               \
   X(size_t, fwrite, (const void *, size_t, size_t, FILE *))                                        \
   X(int, fflush, (FILE *))                                                                         \
@@ -203,6 +206,17 @@ FILE *fopen(const char *path, const char *mode) {
   return real_fopen(path, mode); /* its block is counted */
 }
 
+FILE *fdopen(int fd, const char *mode) {
+  READY(fdopen);
+  if (fails("fdopen")) {
+    errno = ENOMEM;
+    return NULL;
+  }
+  FILE *const file = real_fdopen(fd, mode);
+  if (file != NULL) live--; /* closed with its block, which is counted */
+  return file;
+}
+
 int fclose(FILE *file) {
   READY(fclose);
   const int result = real_fclose(file);
@@ -229,6 +243,8 @@ FAILING(ssize_t, read, (int fd, void *out, size_t size), (fd, out, size), EIO)
 FAILING(ssize_t, pread, (int fd, void *out, size_t size, off_t at), (fd, out, size, at), EIO)
 FAILING(ssize_t, write, (int fd, const void *data, size_t size), (fd, data, size), EIO)
 FAILING(int, fsync, (int fd), (fd), EIO)
+FAILING(int, ftruncate, (int fd, off_t size), (fd, size), EIO)
+FAILING(int, fchmod, (int fd, mode_t mode), (fd, mode), EPERM)
 FAILING(int, rename, (const char *from, const char *to), (from, to), EIO)
 FAILING(int, fflush, (FILE * file), (file), EIO)
 /* glibc declares addresses as a union of all kinds. */
