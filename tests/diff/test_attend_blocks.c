@@ -208,10 +208,11 @@ static const pkv_cpu_isa_ops *table_of(int i) {
 }
 #define TABLES 5
 
-/* In an emulator fewer nodes are enough. */
+/* In an emulator fewer nodes are enough; more with PKV_TEST_WHOLE (`./run neon`). */
 #ifdef PKV_TEST_THIN
-#define NODES      24
-#define RANKS_STEP 5
+#define SMALL      (getenv("PKV_TEST_WHOLE") == NULL)
+#define NODES      (SMALL ? 10 : 24)
+#define RANKS_STEP (SMALL ? 13 : 5)
 #else
 #define NODES      160
 #define RANKS_STEP 1
