@@ -3,20 +3,28 @@
 """What it costs to choose a batch of 100 out of W waiting requests: ours, SGLang's code, vLLM's.
 
     compare_sglang_sched.py --sglang WHEEL_OR_FOLDER --out FILE [--waiting 1000,10000]
-        [--tokens 1000,10000] [--groups 64] [--repeats 3] [--pkv PROGRAM] [--commit SHA]
+        [--tokens 1000,10000] [--groups 64] [--repeats 3] [--pkv PROGRAM] [--kinds LIST]
+        [--commit SHA]
+
+All that the targets of `tree` are relative to, in one run (at rest in about three minutes):
+    compare_sglang_sched.py --sglang WHEEL --out FILE --waiting 10000 --tokens 10000 --pkv pkv
 
 Run by a Python that has NumPy, torch and vLLM (without vLLM its rows are left out), with
 PERSISTENTKV_LIBRARY naming a libpkv. All of a cell is measured in turn in one process:
     ours tree      100 times best and admit, by ctypes; then 100 times finish
-    ours in C      the same calls by `pkv bench sched` (its `fill`: a batch of 100 from none), with
-                   --pkv PROGRAM, before and after the other measurements of a cell
+    C NAME         with --pkv PROGRAM, `pkv bench sched` on prompts of --kinds (groups, or none, or
+                   chain), before and after the other measurements of a cell: tree, cht, the
+                   published tree with its faults (cht-published), and a plain radix tree that makes
+                   a pass over the queue each time (radix-dfs); `step`: finish, best and admit, and
+                   its mean; `fill`: a batch of 100 from none
     ours in vLLM   100 times bool, peek and pop of our waiting queue (tree) on vLLM's requests
     SGLang         one SchedulePolicy.calc_priority of lpm and of dfs-weight over the whole queue,
                    as before each batch; its fall back to fcfs above 128 waiting is off. RadixCache
                    holds every group's prefix (lpm, dfs-weight), or nothing (lpm-cold)
     vLLM           100 times bool, peek and pop of its FCFS and its priority queue, which know
                    nothing of sharing
-Prompts: W requests in groups that share nine tenths, drawn in turn.
+Prompts: W requests in groups that share nine tenths, drawn in turn. At the end: how many times
+what others need is what `tree` needs, in C, in this run.
 
 SGLang's modules under test are the wheel's own: schedule_policy, radix_cache, base_prefix_cache,
 cache_init_params, events, utils, evict_policy, common and environ. All its other modules (its
@@ -307,25 +315,57 @@ def make_prompts(waiting, tokens, groups, seed=7):
     ]
 
 
-def ours_in_c(args, waiting, tokens):
-    """[microseconds] of a fill, the median of the program's own repetitions."""
+IN_C = ("tree", "cht", "cht-published", "radix-dfs")
+
+
+def in_c(args, waiting, tokens):
+    """{(order, kind, what): [microseconds]}"""
     if not args.pkv:
-        return []
-    command = [args.pkv, "bench", "sched", "--order", "tree", "--waiting", str(waiting)]
-    command += ["--tokens", str(tokens), "--groups", str(args.groups), "--chunk", "64"]
+        return {}
+    command = [args.pkv, "bench", "sched", "--order", ",".join(IN_C), "--waiting", str(waiting)]
+    command += ["--tokens", str(tokens), "--groups", args.kinds, "--chunk", "64"]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "rows.csv")
-        command += ["--steps", "1000", "--csv", path]
+        command += ["--steps", "5000", "--seconds", "0.4", "--repeats", "2", "--csv", path]
         subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
         with open(path, encoding="utf-8", newline="") as f:
-            rows = csv.DictReader(x for x in f.readlines() if not x.startswith("#"))
-            rows = [r for r in rows if r["op"] == "fill"]
-    return [float(rows[0]["raw_p50_us"])]
+            rows = list(csv.DictReader(x for x in f.readlines() if not x.startswith("#")))
+    found = {}
+    for r in rows:
+        key = (r["order"], r["groups"])
+        if r["op"] in ("fill", "step", "insert"):
+            found[*key, r["op"]] = [float(r["p50_us"])]
+        if r["op"] == "step":
+            found[*key, "step mean"] = [float(r["mean_us"])]
+            found[*key, "step p99"] = [float(r["p99_us"])]
+            found[*key, "step most"] = [float(r["max_us"])]
+    return found
+
+
+def ratios(c, others, groups):
+    """[(kind, what, how many times)] of `c` as in_c gives it, and of what Python timed with
+    prompts of so many groups."""
+    middle = {key: statistics.median(times) for key, times in c.items()}
+    lines = []
+    for kind in dict.fromkeys(key[1] for key in c):
+        tree = {what: middle["tree", kind, what] for what in ("step", "step mean", "fill")}
+        for order in IN_C[1:]:
+            for what in ("step", "step mean", "fill"):
+                if (order, kind, what) in middle:
+                    times = middle[order, kind, what] / tree[what]
+                    lines.append((kind, f"{order} {what}", times))
+            both = middle[order, kind, "insert"] + middle[order, kind, "step mean"]
+            ours = middle["tree", kind, "insert"] + tree["step mean"]
+            lines.append((kind, f"{order} insert + step mean", both / ours))
+        for name, times in others.items():
+            if name.startswith("SGLang") and kind == str(groups):
+                lines.append((kind, f"{name} / fill", statistics.median(times) / tree["fill"]))
+    return lines
 
 
 def measure_cell(args, loaded, vllm, waiting, tokens):
-    """[(system, [microseconds])]"""
-    in_c = ours_in_c(args, waiting, tokens)
+    """([(system, kind of groups, [microseconds])], ratios)"""
+    c = in_c(args, waiting, tokens)
     prompts = make_prompts(waiting, tokens, args.groups)
     runs = [("ours tree", ours_tree(prompts), 20)]
     if vllm:
@@ -347,8 +387,11 @@ def measure_cell(args, loaded, vllm, waiting, tokens):
                 if name == "ours tree":
                     times["ours tree finish"].append(one.finish / 1000)
     gc.enable()
-    in_c += ours_in_c(args, waiting, tokens)
-    return [*times.items(), *([("ours in C", in_c)] if in_c else [])]
+    for key, found in in_c(args, waiting, tokens).items():
+        c[key] += found
+    rows = [(name, str(args.groups), found) for name, found in times.items()]
+    rows += [(f"C {order} {what}", kind, found) for (order, kind, what), found in c.items()]
+    return rows, ratios(c, times, args.groups)
 
 
 def main():
@@ -360,6 +403,7 @@ def main():
     parser.add_argument("--groups", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pkv")
+    parser.add_argument("--kinds", default="1,8,64,none,chain", help="groups of the rows in C")
     parser.add_argument("--commit", default="")
     args = parser.parse_args()
     if not args.commit:
@@ -385,16 +429,19 @@ def main():
         writer = csv.writer(f, lineterminator="\n")
         for waiting in map(int, args.waiting.split(",")):
             for tokens in map(int, args.tokens.split(",")):
-                found = measure_cell(args, loaded, vllm, waiting, tokens)
-                ours = statistics.median(found[0][1])
-                for name, times in found:
-                    p50 = statistics.median(times)
+                found, times = measure_cell(args, loaded, vllm, waiting, tokens)
+                ours = statistics.median(found[0][2])
+                for name, kind, spent in found:
+                    p50 = statistics.median(spent)
                     row = [args.commit, datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")]
                     row += [device, f"Linux {platform.release()}", f"{os.getloadavg()[0]:.2f}"]
-                    row += [waiting, tokens, args.groups, name, len(times)]
-                    row += [f"{t:.1f}" for t in (p50, min(times), max(times))]
-                    writer.writerow([*row, f"{p50 / ours:.1f}"])
-                    print(f"W {waiting} T {tokens} {name}: {p50:.1f} us, {p50 / ours:.1f} x")
+                    row += [waiting, tokens, kind, name, len(spent)]
+                    row += [f"{t:.3f}" for t in (p50, min(spent), max(spent))]
+                    writer.writerow([*row, f"{p50 / ours:.2f}"])
+                    print(f"W {waiting} T {tokens}, {kind}: {name} {p50:.1f} us")
+                for kind, what, many in times:
+                    f.write(f"# ratio W {waiting} T {tokens} {kind}: {what} {many:.1f}\n")
+                    print(f"W {waiting} T {tokens}, {kind}: {what}: {many:,.1f} times tree")
                 f.flush()
 
 

@@ -13,8 +13,11 @@ downloaded.
 """
 
 import json
+import logging
 import os
 import tempfile
+
+import pytest
 
 _TEXT = {
     "vocab_size": 32064,
@@ -58,6 +61,29 @@ _LLAVA = {
     },
     "torch_dtype": "float16",
 }
+# Every fourth layer attends to all tokens, the others are linear; a predicted token as a draft.
+_NEXT = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "vocab_size": 32064,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "max_position_embeddings": 4096,
+    "num_nextn_predict_layers": 1,
+    "torch_dtype": "bfloat16",
+}
 _IMAGES = {
     "image_processor_type": "CLIPImageProcessor",
     "processor_class": "LlavaProcessor",
@@ -86,6 +112,7 @@ MODELS = {
     "facebook/opt-125m": {"config.json": _OPT},
     "llava-hf/llava-1.5-7b-hf": {"config.json": _LLAVA, **_SEEING},
     "Qwen/Qwen2.5-VL-3B-Instruct": {"config.json": _LLAVA, **_SEEING},
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": {"config.json": _NEXT},
 }
 
 
@@ -127,6 +154,16 @@ def _cache(folder):
                 json.dump(content, f)
 
 
+@pytest.fixture
+def caplog_vllm(caplog):
+    """Of vLLM's own conftest, which wants more of its tests than is here."""
+    vllms = logging.getLogger("vllm")
+    before, vllms.propagate = vllms.propagate, True
+    with caplog.at_level(logging.INFO):
+        yield caplog
+    vllms.propagate = before
+
+
 def pytest_configure(config):
     for marker in ("cpu_test", "slow_test", "skip_global_cleanup", "optional"):
         config.addinivalue_line("markers", f"{marker}: of vLLM's tests")
@@ -150,16 +187,17 @@ pixtral.__getattr__ = lambda name: object
 registry._run_in_subprocess = lambda function: function()  # which would not know the platform
 
 import vllm.v1.core.sched.scheduler as module  # noqa: E402
+from vllm.v1.core.encoder_cache_manager import compute_mm_encoder_budget  # noqa: E402
 
 
 class _Budget:
-    """Of Llava, without its image processor: 576 tokens an image."""
+    """Of Llava, without its image processor: 576 tokens an image. What follows is vLLM's rule."""
 
     def __init__(self, config, *_args, **_kwargs):
-        given = config.scheduler_config
         self.mm_max_toks_per_item = {"image": 576}
-        self.encoder_compute_budget = max(given.max_num_encoder_input_tokens, 576)
-        self.encoder_cache_size = max(given.encoder_cache_size, 576)
+        self.encoder_compute_budget, self.encoder_cache_size = compute_mm_encoder_budget(
+            config.scheduler_config, self.mm_max_toks_per_item
+        )
 
 
 module.MultiModalBudget = _Budget
