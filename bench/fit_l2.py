@@ -91,6 +91,16 @@ def errors(rows, found, sms):
     return columns(rows, l2 * 1e6, sms) @ known / rows[:, 4] - 1
 
 
+def hits(rows, found):
+    """The share of what is read again that came from L2, if all else is as fitted."""
+    latency, row, memory, l2_rate, _ = found
+    total, unique, _, count, time = (rows[:, i] for i in range(5))
+    again = total - unique
+    spent = latency + row * count + total * 1e-6 / memory - time
+    whole = again * 1e-6 * (1 / memory - 1 / l2_rate)
+    return numpy.divide(spent, whole, out=numpy.zeros_like(spent), where=whole > 0)
+
+
 def say(name, found, rows, sms):
     off = errors(rows, found, sms)
     print(f"{name:20} latency {found[0]:.2f} us, row {found[1]:.3f} us, memory {found[2]:.2f} "
@@ -120,10 +130,12 @@ def main():
     for name, fitted, checked in (("fit even, check odd", rows[0::2], rows[1::2]),
                                   ("fit odd, check even", rows[1::2], rows[0::2])):
         say(name, fit(fitted, args.sms), checked, args.sms)
-    off = say("all", fit(rows, args.sms), rows, args.sms)
-    for name, row, error in zip(names, rows, off):
+    found = fit(rows, args.sms)
+    off = say("all", found, rows, args.sms)
+    for name, row, error, hit in zip(names, rows, off, hits(rows, found)):
         print(f"  {name:22} {row[3]:4.0f} rows, {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} "
-              f"MB read: {row[4]:7.2f} us, model {error:+.1%}")
+              f"MB read: {row[4]:7.2f} us, model {error:+.1%}"
+              + (f", hits {hit:.2f}" if row[2] > 0 else ""))
 
 
 if __name__ == "__main__":

@@ -344,13 +344,14 @@ def table(args):
             + [len(lines), f"{gain:.3f}", f"{rates[0]:.1f}", f"{rates[-1]:.1f}"]
             + [f"{middle[name]:.5g}" for name in MIDDLE]
             + [" ".join(f"{line['tokens_s']:.1f}" for line in lines)]
+            + [" ".join(f"{line['giving_s']:.2f}" for line in lines)]
         )
     if args.csv and not void:
         with open(args.csv, "w", encoding="utf-8", newline="") as f:
             writer = csv.writer(f, lineterminator="\n")
             head = "commit device driver vllm cell attention scheduling answer count of_fcfs"
             head += " tokens_s_least tokens_s_most"
-            writer.writerow([*head.split(), *MIDDLE, "raw"])
+            writer.writerow([*head.split(), *MIDDLE, "raw", "raw_giving_s"])
             f.write(f"# command: bench/vllm_sched.py table {args.file}\n")
             writer.writerows(rows)
     return 1 if void else 0
