@@ -15,6 +15,7 @@ import unittest
 from serve_harness import ARGS, HAVE_MODEL, Server, ServerCase, rest
 
 MARKER = "Xyzzy-plugh-42"
+LARGEST = 1 << 20  # of a body
 ROUNDS = int(os.environ.get("PKV_TEST_ROUNDS", "8"))  # of times that are compared
 KEYS = ("--api-keys", "key-of-a,key-of-b")
 GREEDY = {"temperature": 0, "max_tokens": 4}
@@ -357,6 +358,113 @@ class Cases(ServerCase, Raw):
         self.assertGreater(len(lines), 30)
         for line in lines:
             self.assertTrue(line.startswith(("# HELP ", "# TYPE ")) or sample.fullmatch(line), line)
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class Limits(unittest.TestCase, Raw):
+    """Each limit of base/limits.h that a request meets: so much is taken, and not one more."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.server = Server("--ctx", "512", "--cache", "16384", "--requests", "64",
+                            "--max-body", str(LARGEST))
+
+    @classmethod
+    def tearDownClass(cls):
+        code, err = cls.server.end()
+        assert (code, err) == (0, ""), (code, err)
+
+    def taken(self, path, fields, code=None):
+        """Not refused, or refused for the reason `code` that comes after the limit."""
+        status, answer = self.server.post(path, fields)
+        if code is None:
+            self.assertEqual(status, 200, answer)
+        else:
+            self.assertEqual(answer["error"]["code"], code, answer)
+
+    def refused(self, path, fields, param):
+        status, answer = self.server.post(path, fields)
+        self.assertEqual(status, 400, answer)
+        self.assertEqual(answer["error"]["param"], param, answer)
+        self.assertNotEqual(answer["error"]["code"], "context_length_exceeded")
+
+    def test_body(self):
+        body = json.dumps(dict(GREEDY, prompt="a")).encode()
+        for size, status in ((LARGEST, 200), (LARGEST + 1, 413)):
+            self.assertEqual(self.server.request("POST", "/v1/completions", body.ljust(size))[0],
+                             status)
+
+    def test_header(self):
+        """libmicrohttpd has two times 16 KiB for a request's head: 16 KiB go, 32 cannot."""
+        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n\r\n"
+        self.assertEqual(self.status(self.raw(head % (b"a" * (16384 - len(head) + 2)))), 200)
+        self.assertIn(self.status(self.raw(head % (b"a" * 32768))), (0, 400, 413, 431))
+
+    def test_json(self):
+        base = json.dumps(dict(GREEDY, prompt="a"))[:-1]
+        for depth, status, code in ((63, 200, None), (64, 400, "json_too_deep")):
+            text = base + ',"x":' + "[" * depth + "]" * depth + "}"
+            got = self.server.request("POST", "/v1/completions", text)
+            self.assertEqual(got[0], status, got[2])
+            self.assertIn(code or "choices", got[2].decode())
+        inside = 262144 - len(GREEDY) - 3  # the object, the prompt and the list are values too
+        for more, code in ((0, "choices"), (1, "json_too_large")):
+            text = base + ',"x":[' + ",".join("0" * (inside + more)) + "]}"
+            self.assertIn(code, self.server.request("POST", "/v1/completions", text)[2].decode())
+
+    def test_fields(self):
+        good = dict(GREEDY, prompt="a")
+        for name, most, more in (
+                ("n", 16, 17), ("stop", ["\x01"] * 16, ["\x01"] * 17),
+                ("stop", "\x01" * 256, "\x01" * 257), ("logprobs", 5, 6),
+                ("logit_bias", {str(i): 0 for i in range(1024)},
+                 {str(i): 0 for i in range(1025)}),
+                ("grammar", 'root ::= "a"'.ljust(262144), 'root ::= "a"'.ljust(262145)),
+                ("json_schema", '{"type":"object"}'.ljust(262144),
+                 '{"type":"object"}'.ljust(262145))):
+            with self.subTest(name=name):
+                self.taken("/v1/completions", dict(good, **{name: most}))
+                self.refused("/v1/completions", dict(good, **{name: more}), name)
+
+    def test_chats(self):
+        turn = {"role": "user", "content": ""}
+
+        def tool(name):
+            return {"type": "function", "function": {"name": name, "parameters": {}}}
+
+        chat = "/v1/chat/completions"
+        self.taken(chat, {"messages": [turn] * 4096}, "context_length_exceeded")
+        self.refused(chat, {"messages": [turn] * 4097}, "messages")
+        for most, more, number in (
+                ([tool("f%d" % i) for i in range(128)], [tool("f%d" % i) for i in range(129)],
+                 "128"), ([tool("f" * 64)], [tool("f" * 65)], "64")):
+            status, answer = self.server.post(chat, dict(GREEDY, messages=[turn], tools=most))
+            if status != 200:
+                self.assertIn(answer["error"]["code"], ("context_length_exceeded", "unsupported"))
+            status, answer = self.server.post(chat, dict(GREEDY, messages=[turn], tools=more))
+            self.assertEqual((status, answer["error"]["param"]), (400, "tools"))
+            self.assertIn(number, answer["error"]["message"])
+
+    def test_connections(self):
+        """One more than may be open waits until there is room."""
+        server = Server(*ARGS, "--connections", "3")
+        server.wait_for(lambda m: m["http_connections"] == 1, "others have gone")
+        links = [server.connect() for _ in range(3)]
+        ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        for link in links:
+            link.sendall(ask)
+            self.assertEqual(self.status(link.recv(65536)), 200)
+        with server.connect() as late:
+            late.sendall(ask)
+            late.settimeout(0.5)
+            with self.assertRaises(TimeoutError):
+                late.recv(1)
+            links[0].close()
+            late.settimeout(60)
+            self.assertEqual(self.status(late.recv(65536)), 200)
+        for link in links:
+            link.close()
+        self.assertEqual(server.end(), (0, ""))
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
