@@ -45,6 +45,22 @@ class Docs(unittest.TestCase):
                 with self.subTest(document=path, name=name):
                     self.assertTrue(os.path.exists(os.path.join(ROOT, name)))
 
+    def test_named_tests_exist(self):
+        """`test_program/name` in a table of docs/robustness.md is test_name in that file."""
+        files = {}
+        for folder, _, names in os.walk(os.path.join(ROOT, "tests")):
+            for name in names:
+                if name.startswith("test_") and name.endswith((".c", ".py")):
+                    path = os.path.relpath(os.path.join(folder, name), ROOT)
+                    files.setdefault(name.rsplit(".", 1)[0], []).append(path)
+        named = re.findall(r"`(test_\w+)/(\w+)`", read("docs/robustness.md"))
+        self.assertGreater(len(set(named)), 100)
+        for program, name in sorted(set(named)):
+            with self.subTest(program=program, name=name):
+                found = [re.search(rf"(void|def) test_{name}\(", read(path))
+                         for path in files.get(program, ())]
+                self.assertTrue(any(found))
+
     def test_verbs_are_known(self):
         script = read("run")
         for path in documents():
