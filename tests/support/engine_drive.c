@@ -76,13 +76,18 @@ static void take_event(const pkv_event *event) {
   a->prompt_events += event->from_prompt;
 }
 
-size_t drive_step(pkv_engine *engine) {
+pkv_status drive_try_step(size_t *count, pkv_engine *engine, pkv_error *err) {
   static pkv_event events[MAX_EVENTS];
+  const pkv_status status = pkv_engine_step(events, MAX_EVENTS, count, engine, err);
+  for (size_t i = 0; i < *count; i++)
+    take_event(&events[i]);
+  return status;
+}
+
+size_t drive_step(pkv_engine *engine) {
   pkv_error err = {PKV_OK, "", ""};
   size_t count = 0;
-  drive_ok(pkv_engine_step(events, MAX_EVENTS, &count, engine, &err), &err, "step");
-  for (size_t i = 0; i < count; i++)
-    take_event(&events[i]);
+  drive_ok(drive_try_step(&count, engine, &err), &err, "step");
   return count;
 }
 

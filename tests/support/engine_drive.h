@@ -34,6 +34,8 @@ void drive_submit_choices(pkv_engine *engine, const pkv_request *request, drive_
                           int32_t n);
 /* One step, events sorted into their answers; returns their number. */
 size_t drive_step(pkv_engine *engine);
+/* A step that may fail; what it gave is sorted the same way. */
+pkv_status drive_try_step(size_t *count, pkv_engine *engine, pkv_error *err);
 /* Steps until nothing is pending; fails when that takes more than `limit`. Returns the steps. */
 int64_t drive_all(pkv_engine *engine, int64_t limit);
 /* Fails unless tokens, log-probabilities (bit by bit) and ends are equal. */

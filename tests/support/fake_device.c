@@ -98,10 +98,11 @@ pkv_status fake_put(void *stream, fake_call run, pkv_executor *executor, const v
 
 /* ------------------------------------------------------------------ the device */
 
-/* Counts a call; a failure when it is the one that should fail. */
+/* Counts a call; a failure when it is one that should fail. */
 pkv_status fake_counted(const char *name, pkv_error *err) {
   fake_device *f = &fake_device_state;
-  if (++f->calls == f->fail_at)
+  f->calls++;
+  if (f->calls == f->fail_at || (f->fail_on && f->calls > f->fail_at))
     return PKV_FAIL(err, PKV_E_DEVICE, "%s: told to fail as call %d", name, f->calls);
   return PKV_OK;
 }

@@ -7,6 +7,8 @@
 #ifndef PKV_TEST_FAKE_DEVICE_H
 #define PKV_TEST_FAKE_DEVICE_H
 
+#include <stdbool.h>
+
 #include "pkv/device.h"
 
 /* The next fake_device_create's; single-threaded. */
@@ -14,6 +16,7 @@ typedef struct fake_device {
   int32_t live;    /* allocations not freed yet */
   int32_t calls;   /* calls that could have failed */
   int32_t fail_at; /* this call fails, counted from 1; 0 = none */
+  bool fail_on;    /* and so do all after it */
   int32_t graph_launches;
   int32_t samples;        /* 1: the device samples */
   int32_t prefills;       /* 1: the device has a kernel for prompts ... */

@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
@@ -500,7 +501,82 @@ static void test_failing_steps(void **state) {
   drive_finish(engine);
 }
 
-int main(void) {
+static void submit_first(pkv_engine *engine, drive_answer *answer) {
+  pkv_request r = PKV_REQUEST_INIT;
+  r.prompt = prompts[0];
+  r.prompt_tokens = 20;
+  r.max_tokens = 3;
+  r.ignore_end = 1;
+  drive_submit(engine, &r, answer);
+}
+
+/* Steps while the device fails, a few times at most; then it does not any more. */
+static void step_through_failures(pkv_engine *engine) {
+  size_t count = 0;
+  pkv_error err = {0};
+  for (int i = 0; i < 6 && pkv_engine_pending(engine) > 0; i++) {
+    const int before = fake_device_state.calls;
+    if (drive_try_step(&count, engine, &err) == PKV_OK) {
+      const int at = fake_device_state.fail_at;
+      assert_true(at <= before ? !fake_device_state.fail_on : at > fake_device_state.calls);
+      continue;
+    }
+    assert_int_equal(err.status, PKV_E_DEVICE);
+    assert_int_equal(count, 0);
+  }
+}
+
+static int stride = 16;
+
+/* An engine's whole life with each call of the device failing, once or from then on: an engine is
+   not made, or its steps say so; afterwards the same request, and the next one, are right. */
+static void life_with_failure(int at, bool on, const drive_answer *right) {
+  static drive_answer first, next;
+  const pkv_engine_options o = device_options();
+  pkv_engine *engine = NULL;
+  pkv_error err = {0};
+  pkv_executor *const executor = fake_device_create();
+  fake_device_state.fail_at = at;
+  fake_device_state.fail_on = on;
+  if (pkv_engine_create_on(&engine, model, executor, &o, &err) == PKV_OK) {
+    submit_first(engine, &first);
+    step_through_failures(engine);
+    fake_device_state.fail_at = 0;
+    fake_device_state.fail_on = false;
+    (void)drive_all(engine, 1000);
+    submit_first(engine, &next);
+    (void)drive_all(engine, 1000);
+    drive_equal(right, &next, "the next request");
+    drive_finish(engine);
+  } else {
+    assert_int_equal(err.status, PKV_E_DEVICE);
+  }
+  assert_int_equal(fake_device_state.live, 0);
+}
+
+static void test_calls_of_a_life(void **state) {
+  static drive_answer right;
+  (void)state;
+  const pkv_engine_options o = device_options();
+  pkv_engine *const engine = device_engine(&o);
+  submit_first(engine, &right);
+  (void)drive_all(engine, 1000);
+  const int calls = fake_device_state.calls;
+  drive_finish(engine);
+  assert_true(calls > 50);
+  const int first = 1 + (int)(time(NULL) % stride);
+  for (int at = first; at <= calls; at += stride) {
+    life_with_failure(at, false, &right);
+    life_with_failure(at, true, &right);
+  }
+  (void)printf("of %d calls of the device every %d from %d on failed, once and from then on\n",
+               calls, stride, first);
+}
+
+/* With an argument, every call of the device fails in turn; without, some, others each time. */
+int main(int argc, char **argv) {
+  (void)argv;
+  if (argc > 1) stride = 1;
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_same_text),       cmocka_unit_test(test_same_samples),
       cmocka_unit_test(test_prefill),         cmocka_unit_test(test_preempted),
@@ -508,6 +584,6 @@ int main(void) {
       cmocka_unit_test(test_packed),          cmocka_unit_test(test_not_finite),
       cmocka_unit_test(test_lost_copy),       cmocka_unit_test(test_small_device),
       cmocka_unit_test(test_failures),        cmocka_unit_test(test_failing_steps),
-      cmocka_unit_test(test_large_vocabulary)};
+      cmocka_unit_test(test_calls_of_a_life), cmocka_unit_test(test_large_vocabulary)};
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
