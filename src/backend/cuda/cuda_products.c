@@ -6,7 +6,8 @@
  * The library proposes algorithms by shape. For few rows, where weights are read at memory speed,
  * its first proposal is not always the best: up to TUNE_ROWS rows all proposals are timed once,
  * with the last-level cache filled by something else before each run. That happens when a shape
- * first occurs outside of a graph's capture; within one the first proposal is taken.
+ * first occurs outside of a graph's capture; within one the first proposal is taken. For more rows
+ * it is too dear for each number of them: CLASS_ROWS numbers share what was found for one.
  */
 #include "backend/cuda/cuda_products.h"
 
@@ -22,6 +23,8 @@
 #define SHAPES     4096               /* whose algorithms are kept; a power of two */
 #define CANDIDATES 8
 #define TUNE_ROWS  256
+#define CLASS_ROWS 64
+#define CLASSED    1024 /* rows up to which classes are tuned */
 #define TUNE_RUNS  3
 #define SLICE      ((size_t)32 << 20) /* stays in the last-level cache until it is multiplied */
 
@@ -41,6 +44,9 @@ typedef struct library {
                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                               cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
                               cublasLtMatmulHeuristicResult_t[], int *);
+  cublasStatus_t (*check)(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                          cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                          const cublasLtMatmulAlgo_t *, cublasLtMatmulHeuristicResult_t *);
   cublasStatus_t (*matmul)(cublasLtHandle_t, cublasLtMatmulDesc_t, const void *, const void *,
                            cublasLtMatrixLayout_t, const void *, cublasLtMatrixLayout_t,
                            const void *, const void *, cublasLtMatrixLayout_t, void *,
@@ -99,6 +105,7 @@ static pkv_status load_library(library *lib, pkv_error *err) {
                  {"cublasLtMatmulPreferenceInit_internal", &lib->preference_init},
                  {"cublasLtMatmulPreferenceSetAttribute", &lib->preference_set},
                  {"cublasLtMatmulAlgoGetHeuristic", &lib->heuristic},
+                 {"cublasLtMatmulAlgoCheck", &lib->check},
                  {"cublasLtMatmul", &lib->matmul}};
   PKV_TRY(open_library(lib, err));
   for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
@@ -216,27 +223,6 @@ static bool is_capturing(cudaStream_t stream) {
   return pkv_cuda_capture_of(stream) != cudaStreamCaptureStatusNone;
 }
 
-static pkv_status pick(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params *a,
-                       cudaStream_t stream, pkv_error *err) {
-  cublasLtMatmulHeuristicResult_t results[CANDIDATES];
-  const cudaDataType act = a->act == PKV_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
-  const cudaDataType out = a->y_f32 ? CUDA_R_32F : act;
-  const uint64_t n = (uint64_t)a->w.n, k = (uint64_t)a->w.k, m = (uint64_t)a->m;
-  int count = 0;
-  LT(err, p->lib.layout_init(&e->w, sizeof e->w, act, k, n, a->w.k), "layout of the weights");
-  LT(err, p->lib.layout_init(&e->x, sizeof e->x, act, k, m, a->x_stride), "layout of x");
-  LT(err, p->lib.layout_init(&e->y, sizeof e->y, out, n, m, a->y_stride), "layout of y");
-  const cublasStatus_t status = p->lib.heuristic(p->handle, &p->desc, &e->w, &e->x, &e->y, &e->y,
-                                                 &p->preference, CANDIDATES, results, &count);
-  PKV_CHECK(err, status == CUBLAS_STATUS_SUCCESS && count > 0, PKV_E_UNSUPPORTED,
-            "cuBLASLt has no product of %d rows with [%lld, %lld] (status %d)", (int)a->m,
-            (long long)a->w.n, (long long)a->w.k, (int)status);
-  e->algorithm = results[0].algo;
-  e->tuned = a->m > TUNE_ROWS || !is_capturing(stream);
-  if (a->m <= TUNE_ROWS && e->tuned) tune(p, e, a, results, count, stream);
-  return PKV_OK;
-}
-
 static shape shape_of(const pkv_dense_matmul_params *a) {
   shape s;
   memset(&s, 0, sizeof s);
@@ -267,16 +253,67 @@ static picked *entry_of(pkv_cuda_products *p, const shape *s) {
   return first;
 }
 
+/* Whether an algorithm that another number of rows likes runs for these. */
+static bool runs(pkv_cuda_products *p, picked *e, const cublasLtMatmulAlgo_t *algorithm) {
+  cublasLtMatmulHeuristicResult_t result;
+  memset(&result, 0, sizeof result);
+  return p->lib.check(p->handle, &p->desc, &e->w, &e->x, &e->y, &e->y, algorithm, &result) ==
+             CUBLAS_STATUS_SUCCESS &&
+         result.workspaceSize <= WORKSPACE;
+}
+
+/* More than TUNE_ROWS rows: what the first of the class was found to like. */
+static void pick_of_class(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params *a,
+                          const cublasLtMatmulHeuristicResult_t *results, int count,
+                          cudaStream_t stream) {
+  shape s = shape_of(a);
+  s.m = -((a->m + CLASS_ROWS - 1) / CLASS_ROWS); /* no shape's own */
+  picked *const found = entry_of(p, &s);
+  if (found == e) return; /* the table is full */
+  if (!found->used && !is_capturing(stream)) {
+    tune(p, e, a, results, count, stream);
+    found->shape = s;
+    found->algorithm = e->algorithm;
+    found->used = found->tuned = 1;
+  }
+  if (!found->used) return;
+  if (runs(p, e, &found->algorithm)) e->algorithm = found->algorithm;
+  e->tuned = 1;
+}
+
+static pkv_status pick(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params *a,
+                       cudaStream_t stream, pkv_error *err) {
+  cublasLtMatmulHeuristicResult_t results[CANDIDATES];
+  const cudaDataType act = a->act == PKV_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+  const cudaDataType out = a->y_f32 ? CUDA_R_32F : act;
+  const uint64_t n = (uint64_t)a->w.n, k = (uint64_t)a->w.k, m = (uint64_t)a->m;
+  int count = 0;
+  LT(err, p->lib.layout_init(&e->w, sizeof e->w, act, k, n, a->w.k), "layout of the weights");
+  LT(err, p->lib.layout_init(&e->x, sizeof e->x, act, k, m, a->x_stride), "layout of x");
+  LT(err, p->lib.layout_init(&e->y, sizeof e->y, out, n, m, a->y_stride), "layout of y");
+  const cublasStatus_t status = p->lib.heuristic(p->handle, &p->desc, &e->w, &e->x, &e->y, &e->y,
+                                                 &p->preference, CANDIDATES, results, &count);
+  PKV_CHECK(err, status == CUBLAS_STATUS_SUCCESS && count > 0, PKV_E_UNSUPPORTED,
+            "cuBLASLt has no product of %d rows with [%lld, %lld] (status %d)", (int)a->m,
+            (long long)a->w.n, (long long)a->w.k, (int)status);
+  e->algorithm = results[0].algo;
+  e->tuned = a->m > CLASSED || !is_capturing(stream);
+  if (a->m <= TUNE_ROWS && e->tuned) tune(p, e, a, results, count, stream);
+  if (a->m > TUNE_ROWS && a->m <= CLASSED) pick_of_class(p, e, a, results, count, stream);
+  return PKV_OK;
+}
+
 pkv_status pkv_cuda_products_run(pkv_cuda_products *products, pkv_executor *executor,
                                  const pkv_dense_matmul_params *p, cudaStream_t stream,
                                  pkv_error *err) {
   const shape s = shape_of(p);
   picked *const e = entry_of(products, &s);
   if (!e->used || (!e->tuned && !is_capturing(stream))) {
-    e->used = 0;
-    PKV_TRY(pick(products, e, p, stream, err));
     e->shape = s;
-    e->used = 1;
+    e->used = 1; /* so that it is nobody else's meanwhile */
+    const pkv_status status = pick(products, e, p, stream, err);
+    if (status != PKV_OK) e->used = 0;
+    PKV_TRY(status);
   }
   const cublasStatus_t status = launch(products, e, p, &e->algorithm, stream);
   PKV_CHECK(err, status == CUBLAS_STATUS_SUCCESS, PKV_E_DEVICE,
