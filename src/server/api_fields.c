@@ -65,6 +65,9 @@ bool pkv_api_flag(bool *out, pkv_api_error *error, const json_t *root, const cha
   return true;
 }
 
+/* What a model without one says of every text. */
+static const char no_tokenizer[] = "the model's file has no tokenizer";
+
 bool pkv_api_refuse_tokens(pkv_api_error *error, pkv_status status, const char *param,
                            const char *text) {
   /* The text may quote the request: it goes no further than the log. */
@@ -74,6 +77,8 @@ bool pkv_api_refuse_tokens(pkv_api_error *error, pkv_status status, const char *
   /* The template's own words: such a text holds no byte of the request. */
   if (strncmp(text, "chat template, ", 15) == 0)
     return pkv_api_refuse(error, 400, "invalid_value", param, "%s", text);
+  if (strcmp(text, no_tokenizer) == 0)
+    return pkv_api_refuse(error, 400, "unsupported", param, "%s", text);
   if (status == PKV_E_UNSUPPORTED)
     return pkv_api_refuse(error, 400, "unsupported", param,
                           "the model's chat format does not take this conversation");
@@ -95,6 +100,11 @@ bool pkv_api_read_ids(pkv_tokens *out, pkv_api_error *error, const pkv_model *mo
       return pkv_api_refuse(error, 400, "out_of_range", param,
                             "%s[%zu] must be a token from 0 to %d", param, i, (int)info.vocab - 1);
   }
+  /* Their text could not be told. */
+  const char *text = "";
+  pkv_error err = {PKV_OK, "", ""};
+  const pkv_status status = pkv_token_text(&text, &i, model, 0, 1, &err);
+  if (status != PKV_OK) return pkv_api_refuse_tokens(error, status, param, err.text);
   out->count = json_array_size(list);
   out->ids = pkv_alloc_zeroed(&a, out->count + 1, sizeof *out->ids);
   if (out->ids == NULL) return pkv_api_refuse_tokens(error, PKV_E_NOMEM, param, "");

@@ -109,6 +109,16 @@ class Network(unittest.TestCase):
         got = self.say(head, b"FFFFFFFFFFFFFFFF\r\n", *[b"x" * 65536] * 300)
         self.assertNotIn(b" 200 ", got[:20])
 
+    def test_no_tokenizer(self):
+        """What needs a text is refused by name; the model's own routes are answered."""
+        for path, fields in (("/v1/completions", {"prompt": [1, 2], "max_tokens": 1}),
+                             ("/v1/completions", {"prompt": "a"}), ("/detokenize", {"tokens": [1]}),
+                             ("/tokenize", {"content": "a"})):
+            status, answer = self.server.post(path, fields)
+            self.assertEqual((status, answer["error"]["message"]),
+                             (400, "the model's file has no tokenizer"))
+        self.assertEqual(self.server.request("GET", "/props")[0], 200)
+
     def test_idle_connections(self):
         """They cost a descriptor and little memory each; others are answered, and are let in again
         when these go."""
