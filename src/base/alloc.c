@@ -7,9 +7,11 @@
 #include <sys/mman.h>
 
 /*
- * Large blocks (K/V storage above all) ask for transparent huge pages: attention walks K and V in
+ * Large storage (K and V above all) asks for transparent huge pages: attention walks K and V in
  * runs of a few KiB at random places, and with 4 KiB pages address translation is what limits it.
  * A pool lays its pages out so that those in use lie together: they cost no more than they fill.
+ * Buffers of many parts, of which a few rows are used, do not ask: each part would fill a huge page
+ * that it needs a little of.
  */
 #define HUGE_PAGE      ((size_t)2 << 20)
 #define HUGE_PAGE_FROM ((size_t)16 << 20)
@@ -17,7 +19,6 @@
 static void *default_alloc(void *ctx, size_t size, size_t align) {
   (void)ctx;
   if (align < sizeof(void *)) align = sizeof(void *);
-  if (size >= HUGE_PAGE_FROM && align < HUGE_PAGE) align = HUGE_PAGE;
   /* aligned_alloc wants a multiple of the alignment */
   if (size > SIZE_MAX - (align - 1)) return NULL;
   const size_t whole = (size + align - 1) & ~(align - 1);
@@ -49,6 +50,11 @@ void *pkv_alloc(const pkv_allocator *a, size_t size) {
   void *p = a->alloc(a->ctx, size, PKV_CACHE_LINE);
   PKV_ASSERT(((uintptr_t)p & (PKV_CACHE_LINE - 1)) == 0);
   return p;
+}
+
+void *pkv_alloc_storage(const pkv_allocator *a, size_t size) {
+  if (size < HUGE_PAGE_FROM || size > PTRDIFF_MAX) return pkv_alloc(a, size);
+  return a->alloc(a->ctx, size, HUGE_PAGE);
 }
 
 void *pkv_alloc_zeroed(const pkv_allocator *a, size_t count, size_t size) {

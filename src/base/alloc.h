@@ -14,7 +14,9 @@ pkv_allocator pkv_allocator_or_default(const pkv_allocator *a);
 
 /* NULL when size is 0 or there is no memory. Aligned to PKV_CACHE_LINE. Not zeroed. */
 void *pkv_alloc(const pkv_allocator *a, size_t size);
-/* The same, zeroed, for count * size bytes; NULL too when the product overflows. */
+/* The same for what is read all over at random: on huge pages of memory, where it is large. */
+void *pkv_alloc_storage(const pkv_allocator *a, size_t size);
+/* As pkv_alloc, zeroed, for count * size bytes; NULL too when the product overflows. */
 void *pkv_alloc_zeroed(const pkv_allocator *a, size_t count, size_t size);
 /* New block with the old content; the old block is freed on success only. Grows only: new_size >=
  * old_size. */

@@ -267,7 +267,7 @@ pkv_status pkv_pool_create(pkv_pool **out, const pkv_pool_options *options, pkv_
   PKV_TRY(place_pages(&c, &layer, &total, options->layout, layers, err));
   pkv_pool *pool;
   PKV_TRY(pool_new(&pool, layers, c.pages, options->allocator, err));
-  pool->storage = pkv_alloc(&pool->allocator, total);
+  pool->storage = pkv_alloc_storage(&pool->allocator, total);
   if (pool->storage == NULL) {
     pkv_pool_destroy(pool);
     return PKV_FAIL(err, PKV_E_NOMEM, "no memory for %lld pages of %d layers (%zu bytes)",

@@ -24,7 +24,7 @@ static void *keep(pkv_model *m, size_t count, size_t size) {
   size_t bytes = 0;
   if (!pkv_mul_size(&bytes, count, size) || !pkv_add_size(&bytes, bytes, PKV_CACHE_LINE))
     return NULL;
-  pkv_model_block *block = pkv_alloc(&m->allocator, bytes);
+  pkv_model_block *block = pkv_alloc_storage(&m->allocator, bytes);
   if (!block) return NULL;
   *block = (pkv_model_block){m->blocks, bytes};
   m->blocks = block;
