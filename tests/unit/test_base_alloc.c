@@ -35,6 +35,30 @@ static void default_allocator(void **state) {
   pkv_free(&a, NULL, 10);
 }
 
+static void *note_align(void *ctx, size_t size, size_t align) {
+  (void)size;
+  *(size_t *)ctx = align;
+  return NULL;
+}
+
+/* Only storage asks for huge pages, by its alignment, and only where it is large. */
+static void storage_asks_for_huge_pages(void **state) {
+  (void)state;
+  size_t align = 0;
+  const pkv_allocator a = {note_align, NULL, &align};
+  const size_t large = (size_t)16 << 20;
+  assert_null(pkv_alloc_storage(&a, large));
+  assert_int_equal(align, 2 << 20);
+  assert_null(pkv_alloc_storage(&a, large - 1));
+  assert_int_equal(align, PKV_CACHE_LINE);
+  assert_null(pkv_alloc(&a, large));
+  assert_int_equal(align, PKV_CACHE_LINE);
+  align = 0;
+  assert_null(pkv_alloc_storage(&a, SIZE_MAX));
+  assert_null(pkv_alloc_storage(&a, 0));
+  assert_int_equal(align, 0); /* refused before anything is asked */
+}
+
 static void realloc_keeps(void **state) {
   (void)state;
   test_alloc ta;
@@ -224,11 +248,11 @@ static void many_blocks(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(default_allocator),  cmocka_unit_test(realloc_keeps),
-      cmocka_unit_test(checked_arithmetic), cmocka_unit_test(arena_bumps),
-      cmocka_unit_test(arena_random),       cmocka_unit_test(finds_misuse),
-      cmocka_unit_test(fails_on_demand),    cmocka_unit_test(torture_counts),
-      cmocka_unit_test(many_blocks),
+      cmocka_unit_test(default_allocator), cmocka_unit_test(storage_asks_for_huge_pages),
+      cmocka_unit_test(realloc_keeps),     cmocka_unit_test(checked_arithmetic),
+      cmocka_unit_test(arena_bumps),       cmocka_unit_test(arena_random),
+      cmocka_unit_test(finds_misuse),      cmocka_unit_test(fails_on_demand),
+      cmocka_unit_test(torture_counts),    cmocka_unit_test(many_blocks),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
