@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 /*
  * Large storage (K and V above all) asks for transparent huge pages: attention walks K and V in
@@ -78,4 +81,13 @@ void *pkv_realloc(const pkv_allocator *a, void *ptr, size_t old_size, size_t new
 
 void pkv_free(const pkv_allocator *a, void *ptr, size_t size) {
   if (ptr != NULL) a->free(a->ctx, ptr, size);
+}
+
+size_t pkv_heap_in_use(void) {
+#if defined(__GLIBC__) && (__GLIBC__ > 2 || __GLIBC_MINOR__ >= 33)
+  const struct mallinfo2 info = mallinfo2();
+  return info.uordblks + info.hblkhd;
+#else
+  return 0;
+#endif
 }

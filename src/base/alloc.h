@@ -23,6 +23,11 @@ void *pkv_alloc_zeroed(const pkv_allocator *a, size_t count, size_t size);
 void *pkv_realloc(const pkv_allocator *a, void *ptr, size_t old_size, size_t new_size);
 void pkv_free(const pkv_allocator *a, void *ptr, size_t size); /* NULL is allowed */
 
+/* Bytes of all blocks that the C library's malloc has given out, whoever asked for them; 0 where it
+ * does not tell (a sanitizer's, musl's). What it keeps for itself does not count, so that growth of
+ * this is growth of what is in use. Walks the heap's lists: not for a step's path. */
+size_t pkv_heap_in_use(void);
+
 /* Checked arithmetic: false on overflow, *out then unchanged. */
 static inline int pkv_mul_size(size_t *out, size_t a, size_t b) {
   size_t r;

@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 
+#include "base/alloc.h"
 #include "base/status.h"
 
 typedef struct metric_row {
@@ -161,6 +162,14 @@ static pkv_status print_cache(pkv_buffer *out, const pkv_server *server, const p
                            o->prefix_cache ? "True" : "False");
 }
 
+static pkv_status print_process(pkv_buffer *out, pkv_error *err) {
+  const metric_row rows[] = {
+      {"heap_bytes", "gauge", "Bytes of the memory blocks in use, K and V included",
+       (double)pkv_heap_in_use()},
+  };
+  return PRINT(rows);
+}
+
 pkv_status pkv_reply_metrics(pkv_buffer *out, const pkv_server *server, pkv_error *err) {
   pkv_loop_counters c;
   pkv_loop_get_counters(&c, server->loop);
@@ -169,5 +178,6 @@ pkv_status pkv_reply_metrics(pkv_buffer *out, const pkv_server *server, pkv_erro
   PKV_TRY(print_cache(out, server, &c.engine, err));
   PKV_TRY(print_engine(out, &c.engine, err));
   PKV_TRY(print_http(out, &server->counters, err));
+  PKV_TRY(print_process(out, err));
   return pkv_histograms_print(out, &c.times, err);
 }
