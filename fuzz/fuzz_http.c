@@ -6,21 +6,18 @@
  * middle. An answer begins as one of HTTP/1.1 with a status that we give; after every 16th input
  * the server still answers a good request.
  */
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netinet/in.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include "model/model.h"
-#include "server/serve.h"
 #include "support/small_llama.h"
+#include "support/small_server.h"
 
 #define REQUIRE(condition)                                                                         \
   ((condition) ? (void)0 : (void)(fprintf(stderr, "broken: %s\n", #condition), abort()))
@@ -28,65 +25,15 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static _Atomic int32_t port;
-static unsigned char *model_bytes;
-static pkv_model *model;
-
-static pkv_status load(void *user, pkv_model **out, pkv_error *err) {
-  small_llama shape = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  (void)user;
-  model_bytes = small_llama_bytes(&shape, &size);
-  const pkv_status status = pkv_model_open_memory(&model, model_bytes, size, NULL, err);
-  *out = model;
-  return status;
-}
-
-static void listening(void *user, int32_t at) {
-  (void)user;
-  port = at;
-}
+static small_server server;
 
 static void *run_server(void *user) {
-  pkv_engine_options engine = PKV_ENGINE_OPTIONS_INIT;
+  pkv_serve_options options = small_server_options(&server);
   pkv_error err = {PKV_OK, NULL, {0}};
   (void)user;
-  engine.threads = 1;
-  engine.isa = PKV_ISA_SCALAR;
-  engine.page_tokens = 4;
-  engine.cache_tokens = 512;
-  engine.max_seq_len = 64;
-  engine.max_rows = 4;
-  engine.max_requests = 8;
-  const pkv_serve_options options = {.host = "127.0.0.1",
-                                     .name = "small",
-                                     .engine = engine,
-                                     .max_body = 65536,
-                                     .max_connections = 64,
-                                     .header_s = PATIENCE_S,
-                                     .body_s = PATIENCE_S,
-                                     .idle_s = PATIENCE_S,
-                                     .stall_s = PATIENCE_S,
-                                     .drain_s = 1,
-                                     .progress_s = PATIENCE_S,
-                                     .load = load,
-                                     .listening = listening};
+  options.engine.threads = 1;
   if (pkv_serve(&options, &err) != PKV_OK) fprintf(stderr, "broken: %s\n", err.text);
   abort(); /* nobody asked it to end */
-}
-
-static int dial(void) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const struct timeval patience = {1, 0};
-  struct sockaddr_in to;
-  memset(&to, 0, sizeof to);
-  to.sin_family = AF_INET;
-  to.sin_port = htons((uint16_t)port);
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  REQUIRE(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
-          setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) == 0);
-  REQUIRE(connect(fd, (struct sockaddr *)&to, sizeof to) == 0);
-  return fd;
 }
 
 /* False: the server closed the connection before it had all. */
@@ -141,41 +88,34 @@ static void check_status(const char *text, size_t bytes) {
 }
 
 static void check_alive(void) {
-  static const char good[] = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-                             "Content-Length: 17\r\n\r\n{\"content\":\"a b\"}";
   char text[1024];
-  memset(text, 0, sizeof text);
-  const int fd = dial();
-  REQUIRE(say(fd, (const uint8_t *)good, sizeof good - 1, 0));
-  REQUIRE(hear(fd, text, sizeof text) > 0);
+  REQUIRE(small_server_ask(text, sizeof text, &server,
+                           "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                           "Content-Length: 17\r\n\r\n{\"content\":\"a b\"}",
+                           PATIENCE_S * 1000) > 0);
   REQUIRE(strstr(text, " 200 ") != NULL && strstr(text, "\"tokens\"") != NULL);
-  (void)close(fd);
 }
 
 static void prepare(void) {
+  static const _Atomic bool never;
+  small_llama shape = SMALL_LLAMA_INIT;
   pthread_t thread;
-  char text[64];
+  size_t size = 0;
+  const unsigned char *const bytes = small_llama_bytes(&shape, &size);
+  REQUIRE(pkv_model_open_memory(&server.model, bytes, size, NULL, NULL) == PKV_OK);
   REQUIRE(pthread_create(&thread, NULL, run_server, NULL) == 0);
-  for (int ready = 0; !ready;) {
-    static const char ask[] = "GET /ready HTTP/1.0\r\n\r\n";
-    (void)usleep(1000);
-    if (port == 0) continue;
-    memset(text, 0, sizeof text);
-    const int fd = dial();
-    ready = say(fd, (const uint8_t *)ask, sizeof ask - 1, 0) && hear(fd, text, sizeof text) > 0 &&
-            strstr(text, " 200 ") != NULL;
-    (void)close(fd);
-  }
+  REQUIRE(small_server_ready(&server, &never, PATIENCE_S * 500, PATIENCE_S * 1000));
   check_alive();
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static unsigned count;
   char text[64];
-  if (port == 0) prepare();
+  if (server.port == 0) prepare();
   if (size == 0) return 0;
   memset(text, 0, sizeof text);
-  const int fd = dial();
+  const int fd = small_server_dial(&server, 1000);
+  REQUIRE(fd >= 0);
   const bool said = say(fd, data + 1, size - 1, data[0] / 2);
   if (data[0] % 2 != 0) {
     (void)shutdown(fd, SHUT_WR);

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "base/json_bounds.h"
 #include "base/text.h"
+#include "base/json_memory.h"
 #include "grammar/schema_parts.h"
 
 static const json_t *get(const json_t *schema, const char *word) {
@@ -15,18 +16,17 @@ static const json_t *get(const json_t *schema, const char *word) {
 
 /* --- constants ----------------------------------------------------------------------------- */
 
-static int append(const char *text, size_t bytes, void *user) {
-  return pkv_buffer_append(user, text, bytes, NULL) == PKV_OK ? 0 : -1;
-}
-
 int32_t pkv_schema_text(pkv_schema_reader *r, const json_t *value) {
   pkv_buffer text;
   pkv_buffer_init(&text, PKV_SCHEMA_BYTES, &r->allocator);
   int32_t node = 0;
-  if (json_dump_callback(value, append, &text, JSON_ENCODE_ANY | JSON_COMPACT) == 0)
+  const pkv_status status = pkv_json_write(&text, value, JSON_ENCODE_ANY | JSON_COMPACT);
+  if (status == PKV_OK)
     node = pkv_syntax_text(r->tree, text.data, text.size);
-  else
+  else if (status == PKV_E_LIMIT)
     (void)pkv_syntax_fail(r->tree, PKV_E_LIMIT, "a constant of the schema is too large");
+  else
+    (void)pkv_schema_no_memory(r);
   pkv_buffer_deinit(&text);
   return node;
 }
@@ -175,8 +175,8 @@ static int32_t any_of(pkv_schema_reader *r, const json_t *schema, const pkv_sche
     return pkv_schema_refuse(r, at, PKV_E_UNSUPPORTED,
                              "oneOf is supported where its schemas cannot be satisfied at once; "
                              "anyOf has no such bound");
-  json_t *const base = json_copy((json_t *)(uintptr_t)schema);
-  (void)json_array_append_new(r->made, base);
+  json_t *const base = pkv_json_copy(schema);
+  if (json_array_append_new(r->made, base) != 0) return pkv_schema_no_memory(r);
   (void)json_object_del(base, word);
   bool bare = true;
   const char *key;
@@ -264,6 +264,7 @@ int32_t pkv_schema_read(pkv_json_rules *rules, const json_t *schema, const pkv_a
 
 json_t *pkv_schema_parse(pkv_syntax *tree, const char *text, size_t bytes) {
   json_error_t where;
+  bool lost;
   if (bytes > PKV_SCHEMA_BYTES) {
     (void)pkv_syntax_fail(tree, PKV_E_LIMIT, "the schema has %zu bytes, possible are %d", bytes,
                           PKV_SCHEMA_BYTES);
@@ -275,8 +276,11 @@ json_t *pkv_schema_parse(pkv_syntax *tree, const char *text, size_t bytes) {
                           PKV_JSON_DEPTH, PKV_SCHEMA_VALUES);
     return NULL;
   }
-  json_t *const root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
-  if (root == NULL && json_error_code(&where) == json_error_numeric_overflow)
+  json_t *const root =
+      pkv_json_load(&lost, text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &where);
+  if (lost)
+    (void)pkv_syntax_fail(tree, PKV_E_NOMEM, "no memory for a schema");
+  else if (root == NULL && json_error_code(&where) == json_error_numeric_overflow)
     (void)pkv_syntax_fail(tree, PKV_E_UNSUPPORTED,
                           "the schema has a number that is too large: line %d, column %d",
                           where.line, where.column);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json_memory.h"
 #include "base/text.h"
 #include "grammar/schema_parts.h"
 
@@ -78,8 +79,7 @@ static json_t *keep(pkv_schema_reader *r, json_t *made) {
   if (r->work > PKV_SCHEMA_WORK)
     (void)pkv_syntax_fail(r->tree, PKV_E_LIMIT, "the schema comes to more than %d schemas",
                           PKV_SCHEMA_WORK);
-  if (made == NULL || json_array_append_new(r->made, made) != 0)
-    (void)pkv_syntax_fail(r->tree, PKV_E_NOMEM, "no memory for a schema");
+  if (json_array_append_new(r->made, made) != 0) (void)pkv_schema_no_memory(r);
   return pkv_schema_failed(r) ? NULL : made;
 }
 
@@ -98,7 +98,7 @@ const json_t *pkv_schema_flat(pkv_schema_reader *r, const json_t *schema,
     return NULL;
   }
   r->depth++;
-  json_t *const base = keep(r, json_copy(editable(schema)));
+  json_t *const base = keep(r, pkv_json_copy(schema));
   const json_t *flat = base;
   if (base != NULL) {
     (void)json_object_del(base, "allOf");
@@ -135,26 +135,25 @@ static json_t *merge_properties(const json_t *a, const json_t *b) {
   const json_t *const in_a = get(a, "properties"), *const in_b = get(b, "properties");
   const json_t *const others_a = get(a, "additionalProperties");
   const json_t *const others_b = get(b, "additionalProperties");
-  json_t *const all = json_object();
+  json_t *all = json_object();
   const char *name;
   json_t *value;
   json_object_foreach(editable(in_a), name, value) {
     const json_t *const twin = json_object_get(in_b, name);
-    (void)json_object_set_new(all, name, both_or(value, twin != NULL ? twin : others_b));
+    pkv_json_set(&all, name, both_or(value, twin != NULL ? twin : others_b));
   }
   json_object_foreach(editable(in_b), name, value) {
-    if (json_object_get(in_a, name) == NULL)
-      (void)json_object_set_new(all, name, both_or(value, others_a));
+    if (json_object_get(in_a, name) == NULL) pkv_json_set(&all, name, both_or(value, others_a));
   }
   return all;
 }
 
 static json_t *join_lists(const json_t *a, const json_t *b) {
-  json_t *const all = json_array();
+  json_t *all = json_array();
   size_t i;
   json_t *item;
-  json_array_foreach(a, i, item)(void) json_array_append(all, item);
-  json_array_foreach(b, i, item)(void) json_array_append(all, item);
+  json_array_foreach(a, i, item) pkv_json_add(&all, json_incref(item));
+  json_array_foreach(b, i, item) pkv_json_add(&all, json_incref(item));
   return all;
 }
 
@@ -168,15 +167,16 @@ static json_t *as_list(const json_t *type) {
 
 /* A list; empty: nothing has both. An integer is a number. */
 static json_t *merge_types(const json_t *a, const json_t *b) {
-  json_t *const left = as_list(a), *const right = as_list(b), *const all = json_array();
+  json_t *const left = as_list(a), *const right = as_list(b);
+  json_t *all = left != NULL && right != NULL ? json_array() : NULL;
   size_t i, k;
   json_t *x, *y;
   json_array_foreach(left, i, x) {
     json_array_foreach(right, k, y) {
       if (json_equal(x, y) || (is_type(x, "integer") && is_type(y, "number")))
-        (void)json_array_append(all, x);
+        pkv_json_add(&all, json_incref(x));
       else if (is_type(x, "number") && is_type(y, "integer"))
-        (void)json_array_append(all, y);
+        pkv_json_add(&all, json_incref(y));
     }
   }
   json_decref(left);
@@ -192,13 +192,13 @@ static bool is_same(const json_t *a, const json_t *b) {
 }
 
 static json_t *common_values(const json_t *a, const json_t *b) {
-  json_t *const all = json_array();
+  json_t *all = json_array();
   size_t i, k;
   json_t *x, *y;
   json_array_foreach(a, i, x) {
     json_array_foreach(b, k, y) {
       if (!is_same(x, y)) continue;
-      (void)json_array_append(all, x);
+      pkv_json_add(&all, json_incref(x));
       break;
     }
   }
@@ -207,11 +207,11 @@ static json_t *common_values(const json_t *a, const json_t *b) {
 
 /* Each of a's schemas with one of b's. */
 static json_t *spread(const json_t *a, const char *word, const json_t *b) {
-  json_t *const all = json_array();
+  json_t *all = json_array();
   size_t i;
   json_t *one;
-  json_array_foreach(a, i, one)(void)
-      json_array_append_new(all, json_pack("{s:[O, {s:O}]}", "allOf", one, word, b));
+  json_array_foreach(a, i, one)
+      pkv_json_add(&all, json_pack("{s:[O, {s:O}]}", "allOf", one, word, b));
   return all;
 }
 
@@ -243,9 +243,15 @@ static json_t *merge_word(pkv_schema_reader *r, const pkv_schema_place *at, cons
   return NULL;
 }
 
+/* Something is NULL: it was refused, or else there is no memory. */
+static const json_t *no_schema(pkv_schema_reader *r) {
+  if (!pkv_schema_failed(r)) (void)pkv_schema_no_memory(r);
+  return NULL;
+}
+
 static const json_t *merge_flat(pkv_schema_reader *r, const json_t *a, const json_t *b,
                                 const pkv_schema_place *at) {
-  json_t *const all = keep(r, json_copy(editable(a)));
+  json_t *const all = keep(r, pkv_json_copy(a));
   const char *word;
   json_t *value;
   if (all == NULL) return NULL;
@@ -258,10 +264,11 @@ static const json_t *merge_flat(pkv_schema_reader *r, const json_t *a, const jso
     const json_t *const mine = get(a, word);
     if (pkv_schema_is_note(word) || strcmp(word, "properties") == 0) continue;
     json_t *const merged = mine == NULL ? json_incref(value) : merge_word(r, at, word, mine, value);
-    if (merged == NULL || json_object_set_new(all, word, merged) != 0) return NULL;
+    if (json_object_set_new(all, word, merged) != 0) return no_schema(r);
   }
-  if (get(a, "properties") != NULL || get(b, "properties") != NULL)
-    (void)json_object_set_new(all, "properties", merge_properties(a, b));
+  if ((get(a, "properties") != NULL || get(b, "properties") != NULL) &&
+      json_object_set_new(all, "properties", merge_properties(a, b)) != 0)
+    return no_schema(r);
   if (json_array_size(get(all, "type")) == 0 && json_is_array(get(all, "type")))
     return keep(r, json_false());
   return all;
@@ -288,26 +295,32 @@ const json_t *pkv_schema_merge(pkv_schema_reader *r, const json_t *a, const json
 
 /* --- oneOf --------------------------------------------------------------------------------- */
 
-static bool types_meet(const json_t *a, const json_t *b) {
+static bool types_meet(pkv_schema_reader *r, const json_t *a, const json_t *b) {
   if (get(a, "type") == NULL || get(b, "type") == NULL) return true;
   json_t *const all = merge_types(get(a, "type"), get(b, "type"));
+  if (all == NULL) (void)no_schema(r);
   const bool meet = json_array_size(all) > 0;
   json_decref(all);
   return meet;
 }
 
 /* A schema's constants as a list to be released, or NULL. */
-static json_t *constants_of(const json_t *schema) {
+static json_t *constants_of(pkv_schema_reader *r, const json_t *schema) {
   const json_t *const one = get(schema, "const");
-  if (one != NULL) return json_pack("[O]", one);
+  if (one != NULL) {
+    json_t *const list = json_pack("[O]", one);
+    if (list == NULL) (void)no_schema(r);
+    return list;
+  }
   return json_is_array(get(schema, "enum")) ? json_incref(editable(get(schema, "enum"))) : NULL;
 }
 
-static bool constants_apart(const json_t *a, const json_t *b) {
-  json_t *const x = constants_of(a), *const y = constants_of(b);
+static bool constants_apart(pkv_schema_reader *r, const json_t *a, const json_t *b) {
+  json_t *const x = constants_of(r, a), *const y = constants_of(r, b);
   bool apart = false;
   if (x != NULL && y != NULL) {
     json_t *const common = common_values(x, y);
+    if (common == NULL) (void)no_schema(r);
     apart = json_array_size(common) == 0;
     json_decref(common);
   }
@@ -326,13 +339,13 @@ static bool requires(const json_t *schema, const char *name) {
 }
 
 /* Objects alone, that both must have a property whose constants are not the same. */
-static bool marked_apart(const json_t *a, const json_t *b) {
+static bool marked_apart(pkv_schema_reader *r, const json_t *a, const json_t *b) {
   const char *name;
   json_t *value;
   if (!is_type(get(a, "type"), "object") || !is_type(get(b, "type"), "object")) return false;
   json_object_foreach(editable(get(a, "properties")), name, value) {
     const json_t *const twin = json_object_get(get(b, "properties"), name);
-    if (twin != NULL && requires(a, name) && requires(b, name) && constants_apart(value, twin))
+    if (twin != NULL && requires(a, name) && requires(b, name) && constants_apart(r, value, twin))
       return true;
   }
   return false;
@@ -347,14 +360,14 @@ bool pkv_schema_apart(pkv_schema_reader *r, const json_t *list, const pkv_schema
          one != NULL && k < REFERENCES && get(one, "$ref") != NULL && json_object_size(one) == 1;
          k++)
       one = pkv_schema_target(r, get(one, "$ref"), at);
-    if (one == NULL || json_array_append(flat, editable(one)) != 0) return false;
+    if (json_array_append(flat, editable(one)) != 0) return no_schema(r) != NULL;
   }
   for (size_t i = 0; i < count; i++)
     for (size_t k = i + 1; k < count; k++) {
       const json_t *const a = json_array_get(flat, i), *const b = json_array_get(flat, k);
       if (++r->work > PKV_SCHEMA_WORK) return false;
       if (!json_is_object(a) || !json_is_object(b)) return false;
-      if (types_meet(a, b) && !constants_apart(a, b) && !marked_apart(a, b)) return false;
+      if (types_meet(r, a, b) && !constants_apart(r, a, b) && !marked_apart(r, a, b)) return false;
     }
   return true;
 }

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json_memory.h"
 #include "grammar/schema_parts.h"
 
 static const json_t *get(const json_t *schema, const char *word) {
@@ -57,18 +58,19 @@ static const json_t *others_of(const json_t *schema, bool named) {
 
 /* Required properties that are not named are what others may be. */
 static json_t *all_properties(const json_t *schema) {
-  json_t *const all = json_object();
+  json_t *all = json_object();
   const json_t *const required = get(schema, "required");
   const json_t *others = get(schema, "additionalProperties");
   size_t i;
   const json_t *item;
-  if (get(schema, "properties") != NULL)
-    (void)json_object_update(all, (json_t *)(uintptr_t)get(schema, "properties"));
+  if (get(schema, "properties") != NULL &&
+      json_object_update(all, (json_t *)(uintptr_t)get(schema, "properties")) != 0)
+    pkv_json_set(&all, "", NULL);
   if (others == NULL) others = json_true();
   json_array_foreach(required, i, item) {
     const char *const name = json_string_value(item);
     if (json_object_get(all, name) == NULL)
-      (void)json_object_set(all, name, (json_t *)(uintptr_t)others);
+      pkv_json_set(&all, name, json_incref((json_t *)(uintptr_t)others));
   }
   return all;
 }
@@ -108,7 +110,7 @@ int32_t pkv_schema_object(pkv_schema_reader *r, const json_t *schema, const pkv_
   const json_t *const required = get(schema, "required");
   json_t *const all = all_properties(schema);
   const size_t count = json_object_size(all);
-  (void)json_array_append_new(r->made, all);
+  if (json_array_append_new(r->made, all) != 0) return pkv_schema_no_memory(r);
   const json_t *const others = others_of(schema, count > 0);
   if (count == 0 && json_is_true(others)) return pkv_json_object(r->rules, PKV_FREE_LEVELS);
   const pkv_allocator *const a = &r->allocator;

@@ -32,6 +32,10 @@ static inline bool pkv_schema_failed(const pkv_schema_reader *r) {
   return r->tree->status != PKV_OK;
 }
 
+static inline int32_t pkv_schema_no_memory(pkv_schema_reader *r) {
+  return pkv_syntax_fail(r->tree, PKV_E_NOMEM, "no memory for a schema");
+}
+
 /* Says where, then what. */
 int32_t pkv_schema_refuse(pkv_schema_reader *r, const pkv_schema_place *at, pkv_status status,
                           const char *format, ...) __attribute__((format(printf, 4, 5)));

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/json_bounds.h"
+#include "base/json_memory.h"
 #include "base/text.h"
 #include "model/json_text.h"
 
@@ -105,12 +106,14 @@ static pkv_status read_arguments(size_t *left, json_t *function, size_t i, size_
   const char *const p = json_string_value(text);
   const size_t n = json_string_length(text);
   if (pkv_json_check_bounds(p, n, *left) != PKV_JSON_FITS) return PKV_OK;
-  json_t *const spelt = json_loadb(p, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, NULL);
-  if (!json_is_object(spelt)) { /* a model wrote it: it stays what it is */
+  json_error_t where;
+  bool lost;
+  json_t *const spelt = pkv_json_load(&lost, p, n, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
+  if (!lost && !json_is_object(spelt)) { /* a model wrote it: it stays what it is */
     json_decref(spelt);
     return PKV_OK;
   }
-  PKV_CHECK(err, json_object_set_new(function, "arguments", spelt) == 0, PKV_E_NOMEM,
+  PKV_CHECK(err, !lost && json_object_set_new(function, "arguments", spelt) == 0, PKV_E_NOMEM,
             "no memory for messages[%zu].tool_calls[%zu]", i, k);
   size_t values = 1, members = 0;
   count_values(&values, &members, spelt);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/json_bounds.h"
+#include "base/json_memory.h"
 #include "model/mapped_file.h"
 
 pkv_status pkv_json_parse(json_t **out, const char *file, const char *text, size_t bytes,
@@ -21,9 +22,9 @@ pkv_status pkv_json_parse(json_t **out, const char *file, const char *text, size
   case PKV_JSON_FITS:
     break;
   }
-  json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
-  if (!root && json_error_code(&where) == json_error_out_of_memory)
-    return PKV_FAIL(err, PKV_E_NOMEM, "no memory for the values of %s", file);
+  bool lost;
+  json_t *root = pkv_json_load(&lost, text, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &where);
+  PKV_CHECK(err, !lost, PKV_E_NOMEM, "no memory for the values of %s", file);
   PKV_CHECK(err, root, PKV_E_FORMAT,
             "%s is no JSON (in UTF-8, without duplicate keys): line %d, column %d", file,
             where.line, where.column);

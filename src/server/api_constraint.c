@@ -15,6 +15,10 @@ typedef struct maker {
   const char *param; /* the field that was taken */
 } maker;
 
+static bool refuse_memory(maker *m, const char *param) {
+  return pkv_api_refuse(m->error, 503, "no_memory", param, "there is no memory for %s", param);
+}
+
 /* The engine's words: they name places by number and keywords by name, and quote nothing. */
 static bool make(maker *m, const char *param, pkv_constraint_kind kind, const char *text,
                  size_t bytes) {
@@ -26,8 +30,7 @@ static bool make(maker *m, const char *param, pkv_constraint_kind kind, const ch
   const pkv_status status =
       pkv_constraint_cache_get(m->out, m->cache, m->model, kind, text, bytes, &err);
   if (status == PKV_OK) return true;
-  if (status == PKV_E_NOMEM)
-    return pkv_api_refuse(m->error, 503, "no_memory", param, "there is no memory for %s", param);
+  if (status == PKV_E_NOMEM) return refuse_memory(m, param);
   return pkv_api_refuse(m->error, 400,
                         status == PKV_E_UNSUPPORTED ? "unsupported" : "invalid_value", param, "%s",
                         err.text);
@@ -40,10 +43,11 @@ static bool make_schema(maker *m, const char *param, const json_t *schema) {
                           "%s must hold a JSON schema: an object", param);
   pkv_buffer_init(&text, SCHEMA_BYTES, NULL);
   json_t *const borrowed = json_incref((json_t *)(uintptr_t)schema);
-  const bool written = pkv_json_append(&text, borrowed, NULL) == PKV_OK;
-  const bool made =
-      written ? make(m, param, PKV_CONSTRAINT_SCHEMA, text.data, text.size)
-              : pkv_api_refuse(m->error, 400, "out_of_range", param, "%s is too large", param);
+  const pkv_status written = pkv_json_append(&text, borrowed, NULL);
+  const bool made = written == PKV_OK ? make(m, param, PKV_CONSTRAINT_SCHEMA, text.data, text.size)
+                    : written == PKV_E_NOMEM ? refuse_memory(m, param)
+                                             : pkv_api_refuse(m->error, 400, "out_of_range", param,
+                                                              "%s is too large", param);
   pkv_buffer_deinit(&text);
   return made;
 }
@@ -51,7 +55,7 @@ static bool make_schema(maker *m, const char *param, const json_t *schema) {
 bool pkv_api_use_schema(pkv_constraint **out, pkv_api_error *error, const pkv_model *model,
                         pkv_constraint_cache *cache, const char *param, const json_t *schema) {
   maker m = {out, error, model, cache, ""};
-  return make_schema(&m, param, schema);
+  return schema != NULL ? make_schema(&m, param, schema) : refuse_memory(&m, param);
 }
 
 /* OpenAI's, and llama-server's json_object with a schema. */

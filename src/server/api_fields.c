@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/json_bounds.h"
+#include "base/json_memory.h"
 
 bool pkv_api_refuse(pkv_api_error *error, int http, const char *code, const char *param,
                     const char *format, ...) {
@@ -36,10 +37,13 @@ json_t *pkv_api_parse(pkv_api_error *error, const char *body, size_t bytes) {
   case PKV_JSON_FITS:
     break;
   }
-  json_t *const root = json_loadb(body, bytes, JSON_REJECT_DUPLICATES, &where);
+  bool lost;
+  json_t *const root = pkv_json_load(&lost, body, bytes, JSON_REJECT_DUPLICATES, &where);
   if (root != NULL && json_is_object(root)) return root;
   if (root != NULL)
     (void)pkv_api_refuse(error, 400, "invalid_type", "", "the body must be a JSON object");
+  else if (lost)
+    (void)pkv_api_refuse(error, 503, "no_memory", "", "there is no memory for this body");
   else
     (void)pkv_api_refuse(error, 400, "invalid_json", "",
                          "the body is no JSON (in UTF-8, without duplicate keys): line %d, "

@@ -353,7 +353,10 @@ static bool read_root(pkv_api_request *out, pkv_api_error *error, const pkv_mode
     out->prompt_count = 1;
     if (!pkv_tools_read_prompt(&out->prompts[0], &out->tools, error, model, root, body_bytes))
       return false;
-    out->job.shown = pkv_tools_marker(&out->tools, model);
+    if (pkv_tools_marker(&out->job.shown, &out->tools, model) != PKV_OK) {
+      pkv_api_free(out);
+      return pkv_api_refuse_tokens(error, PKV_E_NOMEM, "tools", "");
+    }
   } else if (!pkv_api_read_prompts(out->prompts, &out->prompt_count,
                                    out->kind == PKV_API_LLAMA ? 1 : PKV_CHOICES, error, model,
                                    "prompt", root)) {

@@ -45,19 +45,19 @@ static json_t *piece_json(const pkv_model *model, int32_t token) {
   size_t count = 0;
   if (pkv_token_text(&bytes, &count, model, token, 1, NULL) != PKV_OK) count = 0;
   if (pkv_utf8_valid(bytes, count)) return json_stringn(bytes, count);
-  json_t *const list = json_array();
+  json_t *list = json_array();
   for (size_t i = 0; i < count; i++)
-    (void)json_array_append_new(list, json_integer((unsigned char)bytes[i]));
+    pkv_json_add(&list, json_integer((unsigned char)bytes[i]));
   return list;
 }
 
 static json_t *tokens_json(const pkv_model *model, const pkv_tokens *tokens, bool pieces) {
-  json_t *const list = json_array();
+  json_t *list = json_array();
   for (size_t i = 0; i < tokens->count; i++) {
     json_t *const id = json_integer(tokens->ids[i]);
-    (void)json_array_append_new(
-        list, pieces ? json_pack("{s:o, s:o}", "id", id, "piece", piece_json(model, tokens->ids[i]))
-                     : id);
+    pkv_json_add(&list, pieces ? json_pack("{s:o, s:o}", "id", id, "piece",
+                                           piece_json(model, tokens->ids[i]))
+                               : id);
   }
   return list;
 }

@@ -3,16 +3,10 @@
 
 #include "base/status.h"
 
-static int append_piece(const char *bytes, size_t count, void *opaque) {
-  return pkv_buffer_append(opaque, bytes, count, NULL) == PKV_OK ? 0 : -1;
-}
-
 pkv_status pkv_json_append(pkv_buffer *out, json_t *value, pkv_error *err) {
-  const int failed = value == NULL ? -1
-                                   : json_dump_callback(value, append_piece, out,
-                                                        JSON_COMPACT | JSON_REAL_PRECISION(9));
+  const pkv_status status = pkv_json_write(out, value, JSON_COMPACT | JSON_REAL_PRECISION(9));
   json_decref(value);
-  PKV_CHECK(err, failed == 0, PKV_E_NOMEM, "an answer could not be written");
+  PKV_CHECK(err, status == PKV_OK, status, "JSON could not be written");
   return PKV_OK;
 }
 

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "server/json_out.h"
+
 #define ROWS  64
 #define BYTES ((size_t)16 << 20) /* of prompts that are copied */
 
@@ -53,8 +55,8 @@ static void add_node(tree *t, int32_t low, int32_t high, int32_t from, int paren
   int self = parent;
   if (to > from) {
     self = (int)json_array_size(t->nodes);
-    (void)json_array_append_new(t->nodes, json_pack("{s:i, s:i, s:i, s:i}", "parent", parent,
-                                                    "from", from, "to", to, "rows", high - low));
+    pkv_json_add(&t->nodes, json_pack("{s:i, s:i, s:i, s:i}", "parent", parent, "from", from, "to",
+                                      to, "rows", high - low));
   }
   for (int32_t first = low; !one && first < high;) {
     int32_t next = first + 1;

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "server/json_out.h"
+
 /* A token's bytes as text: what is no UTF-8 becomes U+FFFD, or \xHH behind "bytes:" where only the
  * string says what the token is. */
 #define TOKEN_BYTES 512
@@ -48,9 +50,9 @@ static void read_token(token_text *out, const pkv_reply *reply, int32_t token, b
 }
 
 static json_t *bytes_json(const token_text *t) {
-  json_t *const list = json_array();
+  json_t *list = json_array();
   for (size_t i = 0; i < t->count; i++)
-    (void)json_array_append_new(list, json_integer((unsigned char)t->bytes[i]));
+    pkv_json_add(&list, json_integer((unsigned char)t->bytes[i]));
   return list;
 }
 
@@ -63,24 +65,22 @@ static json_t *number_json(float logprob) {
 static json_t *entry_json(const pkv_reply *reply, int32_t token, float logprob, bool id) {
   token_text t;
   read_token(&t, reply, token, false);
-  json_t *const entry = json_pack("{s:s, s:o, s:o}", "token", t.text, "logprob",
-                                  number_json(logprob), "bytes", bytes_json(&t));
-  if (id) (void)json_object_set_new(entry, "id", json_integer(token));
+  json_t *entry = json_pack("{s:s, s:o, s:o}", "token", t.text, "logprob", number_json(logprob),
+                            "bytes", bytes_json(&t));
+  if (id) pkv_json_set(&entry, "id", json_integer(token));
   return entry;
 }
 
 static json_t *list_json(const pkv_reply *reply, const pkv_piece *piece, bool id) {
   const pkv_token_record *const all = (const void *)piece->records.data;
   const size_t count = piece->records.size / sizeof *all;
-  json_t *const list = json_array();
+  json_t *list = json_array();
   for (size_t i = 0; i < count; i++) {
-    json_t *const entry = entry_json(reply, all[i].token, all[i].logprob, id);
-    json_t *const top = json_array();
+    json_t *entry = entry_json(reply, all[i].token, all[i].logprob, id), *top = json_array();
     for (int32_t j = 0; j < all[i].top_count; j++)
-      (void)json_array_append_new(
-          top, entry_json(reply, all[i].top[j].token, all[i].top[j].logprob, id));
-    (void)json_object_set_new(entry, "top_logprobs", top);
-    (void)json_array_append_new(list, entry);
+      pkv_json_add(&top, entry_json(reply, all[i].top[j].token, all[i].top[j].logprob, id));
+    pkv_json_set(&entry, "top_logprobs", top);
+    pkv_json_add(&list, entry);
   }
   return list;
 }
@@ -98,20 +98,20 @@ json_t *pkv_logprobs_legacy(const pkv_reply *reply, const pkv_piece *piece) {
   const pkv_token_record *const all = (const void *)piece->records.data;
   const size_t count = piece->records.size / sizeof *all;
   if (!reply->logprobs) return json_null();
-  json_t *const tokens = json_array(), *const probs = json_array(), *const tops = json_array(),
-                *const offsets = json_array();
+  json_t *tokens = json_array(), *probs = json_array(), *tops = json_array(),
+         *offsets = json_array();
   for (size_t i = 0; i < count; i++) {
     token_text t;
     read_token(&t, reply, all[i].token, true);
-    (void)json_array_append_new(tokens, json_string(t.text));
-    (void)json_array_append_new(probs, number_json(all[i].logprob));
-    (void)json_array_append_new(offsets, json_integer((json_int_t)all[i].text_at));
-    json_t *const top = isnan(all[i].logprob) ? json_null() : json_object();
+    pkv_json_add(&tokens, json_string(t.text));
+    pkv_json_add(&probs, number_json(all[i].logprob));
+    pkv_json_add(&offsets, json_integer((json_int_t)all[i].text_at));
+    json_t *top = isnan(all[i].logprob) ? json_null() : json_object();
     for (int32_t j = 0; j < all[i].top_count && json_is_object(top); j++) {
       read_token(&t, reply, all[i].top[j].token, true);
-      (void)json_object_set_new(top, t.text, number_json(all[i].top[j].logprob));
+      pkv_json_set(&top, t.text, number_json(all[i].top[j].logprob));
     }
-    (void)json_array_append_new(tops, top);
+    pkv_json_add(&tops, top);
   }
   return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", probs,
                    "top_logprobs", tops, "text_offset", offsets);

@@ -26,22 +26,21 @@ static json_t *slots_json(const pkv_server *server, bool idle_ones) {
   const int32_t rows = row_count(server);
   pkv_slot *const slots = pkv_alloc_zeroed(&a, MAX_SLOTS, sizeof *slots);
   if (slots == NULL) return NULL;
-  json_t *const list = json_array();
+  json_t *list = json_array();
   const int32_t count = pkv_loop_get_slots(slots, MAX_SLOTS, server->loop);
   for (int32_t i = 0; i < count; i++) {
     const pkv_slot *const s = &slots[i];
-    (void)json_array_append_new(
-        list, json_pack("{s:i, s:i, s:b, s:b, s:I, s:i, s:i, s:i, s:i, s:i, s:f}", "id", (int)i,
-                        "n_ctx", (int)server->longest, "speculative", 0, "is_processing", 1,
-                        "id_task", (json_int_t)s->job, "choice", (int)s->choice, "n_prompt_tokens",
-                        (int)s->prompt_tokens, "n_prompt_tokens_cached", (int)s->cached_tokens,
-                        "n_decoded", (int)s->generated, "n_predict", (int)s->max_tokens, "age_s",
-                        s->age_s));
+    pkv_json_add(&list,
+                 json_pack("{s:i, s:i, s:b, s:b, s:I, s:i, s:i, s:i, s:i, s:i, s:f}", "id", (int)i,
+                           "n_ctx", (int)server->longest, "speculative", 0, "is_processing", 1,
+                           "id_task", (json_int_t)s->job, "choice", (int)s->choice,
+                           "n_prompt_tokens", (int)s->prompt_tokens, "n_prompt_tokens_cached",
+                           (int)s->cached_tokens, "n_decoded", (int)s->generated, "n_predict",
+                           (int)s->max_tokens, "age_s", s->age_s));
   }
   for (int32_t i = count; idle_ones && i < rows && i < MAX_SLOTS; i++)
-    (void)json_array_append_new(list, json_pack("{s:i, s:i, s:b, s:b}", "id", (int)i, "n_ctx",
-                                                (int)server->longest, "speculative", 0,
-                                                "is_processing", 0));
+    pkv_json_add(&list, json_pack("{s:i, s:i, s:b, s:b}", "id", (int)i, "n_ctx",
+                                  (int)server->longest, "speculative", 0, "is_processing", 0));
   pkv_free(&a, slots, MAX_SLOTS * sizeof *slots);
   return list;
 }
@@ -83,11 +82,11 @@ pkv_status pkv_reply_props(pkv_buffer *out, const pkv_server *server, pkv_error 
 static json_t *histogram_json(const pkv_histogram *h, pkv_measure what) {
   int count = 0;
   const double *const bounds = pkv_measure_bounds(&count, what);
-  json_t *const edges = json_array(), *const counts = json_array();
+  json_t *edges = json_array(), *counts = json_array();
   for (int i = 0; i < count; i++)
-    (void)json_array_append_new(edges, json_real(bounds[i]));
+    pkv_json_add(&edges, json_real(bounds[i]));
   for (int i = 0; i <= count; i++)
-    (void)json_array_append_new(counts, json_integer((json_int_t)h->counts[i]));
+    pkv_json_add(&counts, json_integer((json_int_t)h->counts[i]));
   return json_pack("{s:o, s:o, s:I, s:f}", "bounds", edges, "counts", counts, "count",
                    (json_int_t)h->count, "sum", h->sum);
 }
@@ -110,11 +109,11 @@ pkv_status pkv_reply_state(pkv_buffer *out, const pkv_server *server, pkv_error 
   static const char *const names[] = {"ttft", "tpot", "rows"};
   pkv_loop_counters c;
   pkv_loop_get_counters(&c, server->loop);
-  json_t *const times = json_object();
+  json_t *times = json_object();
   for (size_t i = 0; i < sizeof shown / sizeof *shown; i++)
-    (void)json_object_set_new(times, names[i], histogram_json(&c.times.of[shown[i]], shown[i]));
-  json_t *const engine = engine_json(&c.engine);
-  (void)json_object_set_new(engine, "pages_cached", json_integer(c.engine.pages_cached));
+    pkv_json_set(&times, names[i], histogram_json(&c.times.of[shown[i]], shown[i]));
+  json_t *engine = engine_json(&c.engine);
+  pkv_json_set(&engine, "pages_cached", json_integer(c.engine.pages_cached));
   const int32_t page = server->options->engine.page_tokens;
   return pkv_json_append(
       out,

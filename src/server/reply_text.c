@@ -100,20 +100,19 @@ static json_t *llama_end(const pkv_reply *reply, const pkv_choice_state *s, cons
 }
 
 static json_t *llama_whole(const pkv_reply *reply, const pkv_whole *w) {
-  json_t *const body = llama_end(reply, &w->state, w->piece.text.size > 0 ? w->piece.text.data : "",
-                                 w->piece.text.size);
+  json_t *body = llama_end(reply, &w->state, w->piece.text.size > 0 ? w->piece.text.data : "",
+                           w->piece.text.size);
   if (reply->logprobs)
-    (void)json_object_set_new(body, "completion_probabilities",
-                              pkv_logprobs_llama(reply, &w->piece));
+    pkv_json_set(&body, "completion_probabilities", pkv_logprobs_llama(reply, &w->piece));
   return body;
 }
 
 static json_t *llama_delta(const pkv_reply *reply, const pkv_piece *piece) {
-  json_t *const body = json_pack("{s:i, s:s%, s:[], s:b}", "index", 0, "content",
-                                 piece->text.size > 0 ? piece->text.data : "", piece->text.size,
-                                 "tokens", "stop", 0);
+  json_t *body = json_pack("{s:i, s:s%, s:[], s:b}", "index", 0, "content",
+                           piece->text.size > 0 ? piece->text.data : "", piece->text.size, "tokens",
+                           "stop", 0);
   if (reply->logprobs)
-    (void)json_object_set_new(body, "completion_probabilities", pkv_logprobs_llama(reply, piece));
+    pkv_json_set(&body, "completion_probabilities", pkv_logprobs_llama(reply, piece));
   return body;
 }
 
@@ -133,9 +132,9 @@ static json_t *tools_json(const pkv_reply *reply, int32_t index, const pkv_whole
         news.content.size > 0 || !calls
             ? json_stringn(news.content.size > 0 ? news.content.data : "", news.content.size)
             : json_null();
-    json_t *const message =
+    json_t *message =
         json_pack("{s:s, s:o, s:n}", "role", "assistant", "content", content, "refusal");
-    if (calls) (void)json_object_set_new(message, "tool_calls", pkv_tool_calls(news.deltas));
+    if (calls) pkv_json_set(&message, "tool_calls", pkv_tool_calls(news.deltas));
     choice = json_pack("{s:i, s:o, s:o, s:s}", "index", index, "message", message, "logprobs",
                        pkv_logprobs_chat(reply, &w->piece), "finish_reason",
                        finish_text(w->state.finish, calls));
@@ -160,9 +159,9 @@ static json_t *choice_json(const pkv_reply *reply, int32_t index, const pkv_whol
 pkv_status pkv_reply_whole(pkv_buffer *out, const pkv_reply *reply, const pkv_whole *choices,
                            int32_t count, int32_t n, pkv_error *err) {
   if (reply->kind == PKV_API_LLAMA) return pkv_json_append(out, llama_whole(reply, choices), err);
-  json_t *const list = json_array();
+  json_t *list = json_array();
   for (int32_t i = 0; i < count; i++)
-    (void)json_array_append_new(list, choice_json(reply, i, &choices[i]));
+    pkv_json_add(&list, choice_json(reply, i, &choices[i]));
   return pkv_json_append(
       out,
       json_pack("{s:s, s:s, s:I, s:s, s:o, s:o}", "id", reply->id, "object",
@@ -175,12 +174,11 @@ pkv_status pkv_reply_whole(pkv_buffer *out, const pkv_reply *reply, const pkv_wh
 /* One event; takes `choices` over. `usage` is NULL for all but the last one. */
 static pkv_status append_chunk(pkv_buffer *out, const pkv_reply *reply, json_t *choices,
                                json_t *usage, pkv_error *err) {
-  json_t *const chunk =
+  json_t *chunk =
       json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", reply->id, "object",
                 reply->kind == PKV_API_CHAT ? "chat.completion.chunk" : "text_completion",
                 "created", (json_int_t)reply->created, "model", reply->name, "choices", choices);
-  if (reply->include_usage)
-    (void)json_object_set_new(chunk, "usage", usage != NULL ? usage : json_null());
+  if (reply->include_usage) pkv_json_set(&chunk, "usage", usage != NULL ? usage : json_null());
   return pkv_json_append_event(out, chunk, err);
 }
 

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/json_memory.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "server/http_parts.h"
@@ -395,6 +396,7 @@ pkv_status pkv_serve(const pkv_serve_options *options, pkv_error *err) {
   server.listen_fd = server.wake_fd = server.signal_fd = server.poll_fd = -1;
   PKV_CHECK(err, options != NULL && options->load != NULL, PKV_E_INVALID,
             "options or options->load is NULL");
+  pkv_json_watch_memory();
   pkv_status status = start(&server, err);
   if (status == PKV_OK) status = serve(&server, err);
   stop(&server);

@@ -12,6 +12,12 @@ static pkv_status allocate(pkv_tokens *out, size_t count, pkv_error *err) {
   return PKV_OK;
 }
 
+/* What failed holds nothing. */
+static pkv_status checked(pkv_tokens *out, pkv_status status) {
+  if (status != PKV_OK) pkv_tokens_free(out);
+  return status;
+}
+
 pkv_status pkv_tokens_from_text(pkv_tokens *out, const pkv_model *model, const char *text,
                                 size_t bytes, uint32_t flags, pkv_error *err) {
   size_t count = 0;
@@ -20,7 +26,7 @@ pkv_status pkv_tokens_from_text(pkv_tokens *out, const pkv_model *model, const c
   if (status != PKV_OK && status != PKV_E_TOO_SMALL) return status;
   PKV_TRY(allocate(out, count, err));
   if (count == 0) return PKV_OK;
-  return pkv_tokenize(out->ids, count, &count, model, text, bytes, flags, err);
+  return checked(out, pkv_tokenize(out->ids, count, &count, model, text, bytes, flags, err));
 }
 
 pkv_status pkv_tokens_from_chat(pkv_tokens *out, const pkv_model *model,
@@ -32,7 +38,8 @@ pkv_status pkv_tokens_from_chat(pkv_tokens *out, const pkv_model *model,
   if (status != PKV_OK && status != PKV_E_TOO_SMALL) return status;
   PKV_TRY(allocate(out, count, err));
   if (count == 0) return PKV_OK;
-  return pkv_chat_tokenize(out->ids, count, &count, model, messages, message_count, 1, err);
+  return checked(
+      out, pkv_chat_tokenize(out->ids, count, &count, model, messages, message_count, 1, err));
 }
 
 pkv_status pkv_tokens_from_chat_json(pkv_tokens *out, const pkv_model *model, const char *json,
@@ -43,7 +50,7 @@ pkv_status pkv_tokens_from_chat_json(pkv_tokens *out, const pkv_model *model, co
   if (status != PKV_OK && status != PKV_E_TOO_SMALL) return status;
   PKV_TRY(allocate(out, count, err));
   if (count == 0) return PKV_OK;
-  return pkv_chat_tokenize_json(out->ids, count, &count, model, json, bytes, 1, err);
+  return checked(out, pkv_chat_tokenize_json(out->ids, count, &count, model, json, bytes, 1, err));
 }
 
 void pkv_tokens_free(pkv_tokens *tokens) {

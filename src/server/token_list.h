@@ -10,11 +10,11 @@ typedef struct pkv_tokens {
   size_t count;
 } pkv_tokens;
 
-/* Tokens of plain text; flags as in pkv_tokenize. */
+/* Tokens of plain text; flags as in pkv_tokenize. What fails leaves nothing to free, as below. */
 pkv_status pkv_tokens_from_text(pkv_tokens *out, const pkv_model *model, const char *text,
                                 size_t bytes, uint32_t flags, pkv_error *err);
-/* Tokens of a conversation that ends with the opening of an answer. */
-/* Of a conversation as pkv_chat_tokenize_json takes it. */
+/* Tokens of a conversation that ends with the opening of an answer, as pkv_chat_tokenize_json takes
+ * it. */
 pkv_status pkv_tokens_from_chat_json(pkv_tokens *out, const pkv_model *model, const char *json,
                                      size_t bytes, pkv_error *err);
 pkv_status pkv_tokens_from_chat(pkv_tokens *out, const pkv_model *model,

@@ -5,6 +5,7 @@
 
 #include "base/hash.h"
 #include "base/status.h"
+#include "server/json_out.h"
 
 #define CALL_BYTES ((size_t)1 << 20)
 
@@ -75,38 +76,42 @@ static void make_id(char *out, const pkv_tool_parser *p) {
   out[9] = '\0';
 }
 
-static void tell_name(pkv_tool_news *news, pkv_tool_parser *p) {
+static pkv_status tell(pkv_tool_news *news, json_t *delta) {
+  PKV_CHECK(NULL, json_array_append_new(news->deltas, delta) == 0, PKV_E_NOMEM, "no memory");
+  return PKV_OK;
+}
+
+static pkv_status tell_name(pkv_tool_news *news, pkv_tool_parser *p) {
   char id[10];
   make_id(id, p);
   p->calls++;
   p->wrote = false;
-  if (muted(p)) return;
-  (void)json_array_append_new(
-      news->deltas, json_pack("{s:i, s:s, s:s, s:{s:s, s:s}}", "index", (int)p->calls - 1, "id", id,
+  if (muted(p)) return PKV_OK;
+  return tell(news, json_pack("{s:i, s:s, s:s, s:{s:s, s:s}}", "index", (int)p->calls - 1, "id", id,
                               "type", "function", "function", "name", p->name, "arguments", ""));
 }
 
 /* Of `size` bytes of the arguments. */
-static void tell_some(pkv_tool_news *news, pkv_tool_parser *p, size_t size) {
-  if (size == 0) return;
+static pkv_status tell_some(pkv_tool_news *news, pkv_tool_parser *p, size_t size) {
+  if (size == 0) return PKV_OK;
   if (!muted(p))
-    (void)json_array_append_new(news->deltas,
-                                json_pack("{s:i, s:{s:s%}}", "index", (int)p->calls - 1, "function",
-                                          "arguments", p->arguments.data, size));
+    PKV_TRY(tell(news, json_pack("{s:i, s:{s:s%}}", "index", (int)p->calls - 1, "function",
+                                 "arguments", p->arguments.data, size)));
   memmove(p->arguments.data, p->arguments.data + size, p->arguments.size - size + 1);
   p->arguments.size -= size;
+  return PKV_OK;
 }
 
-static void tell_arguments(pkv_tool_news *news, pkv_tool_parser *p) {
-  tell_some(news, p, p->arguments.size);
+static pkv_status tell_arguments(pkv_tool_news *news, pkv_tool_parser *p) {
+  return tell_some(news, p, p->arguments.size);
 }
 
 /* Of arguments that go on: blanks behind them may be the last of them, which are not told. */
-static void tell_begun(pkv_tool_news *news, pkv_tool_parser *p) {
+static pkv_status tell_begun(pkv_tool_news *news, pkv_tool_parser *p) {
   size_t size = p->arguments.size;
   while (p->depth == 1 && size > 0 && is_blank(p->arguments.data[size - 1]))
     size--;
-  tell_some(news, p, size);
+  return tell_some(news, p, size);
 }
 
 /* --- one call ------------------------------------------------------------------------------ */
@@ -138,9 +143,13 @@ static void end_word(pkv_tool_parser *p) {
 
 /* Arguments that are a string which spells them. */
 static pkv_status spell_out(pkv_tool_parser *p) {
-  json_t *const value = json_loadb(p->arguments.data, p->arguments.size, JSON_DECODE_ANY, NULL);
+  json_error_t error;
+  bool lost;
+  json_t *const value =
+      pkv_json_load(&lost, p->arguments.data, p->arguments.size, JSON_DECODE_ANY, &error);
   if (!json_is_string(value)) {
     json_decref(value);
+    PKV_CHECK(NULL, !lost, PKV_E_NOMEM, "no memory");
     return PKV_OK;
   }
   pkv_buffer_clear(&p->arguments);
@@ -156,7 +165,7 @@ static pkv_status end_value(pkv_tool_news *news, pkv_tool_parser *p) {
     while (p->arguments.size > 0 && is_blank(p->arguments.data[p->arguments.size - 1]))
       p->arguments.size--;
     if (p->text_value) PKV_TRY(spell_out(p));
-    if (p->named) tell_arguments(news, p);
+    if (p->named) PKV_TRY(tell_arguments(news, p));
   }
   p->in_value = p->begun = false;
   p->key[0] = '\0';
@@ -203,14 +212,14 @@ static pkv_status feed_call(pkv_tool_news *news, pkv_tool_parser *p, char c) {
   if (p->name[0] != '\0' && !p->named) {
     if (!pkv_tools_have(p->tools, p->name)) return give_up(news, p, PLAIN);
     p->named = true;
-    tell_name(news, p);
-    if (!is_arguments(p)) tell_arguments(news, p); /* those that came before it */
+    PKV_TRY(tell_name(news, p));
+    if (!is_arguments(p)) PKV_TRY(tell_arguments(news, p)); /* those that came before it */
   }
   if (p->depth > 0) return PKV_OK;
   if (!p->named) return give_up(news, p, PLAIN);
   if (!p->argued) { /* clients read the arguments as JSON */
     PKV_TRY(pkv_buffer_append(&p->arguments, "{}", 2, NULL));
-    tell_arguments(news, p);
+    PKV_TRY(tell_arguments(news, p));
   }
   pkv_buffer_clear(&p->held);
   p->mode = BETWEEN;
@@ -286,36 +295,35 @@ pkv_status pkv_tool_parser_feed(pkv_tool_news *news, pkv_tool_parser *parser, co
             : p->mode == BETWEEN ? feed_between(news, p, c)
                                  : feed_call(news, p, c));
   }
-  if (p->mode == CALL && p->named && is_arguments(p) && !p->text_value) tell_begun(news, p);
-  return PKV_OK;
+  const bool begun = p->mode == CALL && p->named && is_arguments(p) && !p->text_value;
+  return begun ? tell_begun(news, p) : PKV_OK;
 }
 
 pkv_status pkv_tool_parser_end(pkv_tool_news *news, pkv_tool_parser *parser) {
-  if (parser->mode == CALL && parser->named) {
-    tell_arguments(news, parser);
-    return PKV_OK;
-  }
+  if (parser->mode == CALL && parser->named) return tell_arguments(news, parser);
   return parser->mode == BETWEEN ? PKV_OK : give_up(news, parser, PLAIN);
 }
 
 json_t *pkv_tool_calls(const json_t *deltas) {
-  json_t *const calls = json_array();
+  json_t *calls = json_array();
   size_t i;
   json_t *delta;
   json_array_foreach(deltas, i, delta) {
+    if (calls == NULL) break;
     const size_t at = (size_t)json_integer_value(json_object_get(delta, "index"));
     json_t *const function = json_object_get(delta, "function");
     if (at == json_array_size(calls)) {
-      json_t *const call = json_deep_copy(delta);
+      json_t *const call = pkv_json_deep_copy(delta);
       (void)json_object_del(call, "index");
-      (void)json_array_append_new(calls, call);
+      pkv_json_add(&calls, call);
       continue;
     }
-    json_t *const known = json_object_get(json_array_get(calls, at), "function");
-    (void)json_object_set_new(
-        known, "arguments",
-        json_sprintf("%s%s", json_string_value(json_object_get(known, "arguments")),
-                     json_string_value(json_object_get(function, "arguments"))));
+    json_t *known = json_incref(json_object_get(json_array_get(calls, at), "function"));
+    pkv_json_set(&known, "arguments",
+                 json_sprintf("%s%s", json_string_value(json_object_get(known, "arguments")),
+                              json_string_value(json_object_get(function, "arguments"))));
+    if (known == NULL) pkv_json_add(&calls, NULL);
+    json_decref(known);
   }
   return calls;
 }

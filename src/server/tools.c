@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "server/tools.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "base/json_bounds.h"
@@ -140,13 +141,12 @@ static json_t *moved(const json_t *value, const char *to, bool names, int level)
   json_t *item;
   if (level > SCHEMA_LEVELS) return json_null();
   if (json_is_array(value)) {
-    json_t *const copy = json_array();
-    json_array_foreach(value, i, item)(void)
-        json_array_append_new(copy, moved(item, to, false, level + 1));
+    json_t *copy = json_array();
+    json_array_foreach(value, i, item) pkv_json_add(&copy, moved(item, to, false, level + 1));
     return copy;
   }
   if (!json_is_object(value)) return json_incref(editable(value));
-  json_t *const copy = json_object();
+  json_t *copy = json_object();
   json_object_foreach(editable(value), key, item) {
     const char *const ref = !names && strcmp(key, "$ref") == 0 ? json_string_value(item) : NULL;
     const bool path = ref != NULL && ref[0] == '#' && (ref[1] == '/' || ref[1] == '\0');
@@ -154,32 +154,33 @@ static json_t *moved(const json_t *value, const char *to, bool names, int level)
                            : !names && holds_data(key)
                                ? json_incref(item)
                                : moved(item, to, !names && holds_names(key), level + 1);
-    (void)json_object_set_new(copy, key, inside);
+    pkv_json_set(&copy, key, inside);
   }
   return copy;
 }
 
-static json_t *call_schema(json_t *schemas, const pkv_tools *tools, const json_t *tool, size_t i) {
+static json_t *call_schema(json_t **schemas, const pkv_tools *tools, const json_t *tool, size_t i) {
   const json_t *const parameters = pkv_api_field(json_object_get(tool, "function"), "parameters");
   const char *const word = tools->style == PKV_TOOLS_LLAMA ? "parameters" : "arguments";
-  json_t *const number = json_sprintf("%zu", i), *const to = json_sprintf("#/$defs/%zu", i);
+  char number[24], to[32];
+  (void)snprintf(number, sizeof number, "%zu", i);
+  (void)snprintf(to, sizeof to, "#/$defs/%zu", i);
   json_t *const inside = parameters != NULL && json_object_size(parameters) > 0
-                             ? moved(parameters, json_string_value(to), false, 0)
+                             ? moved(parameters, to, false, 0)
                              : json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 0);
-  (void)json_object_set_new(schemas, json_string_value(number), inside);
-  json_decref(number);
-  return json_pack("{s:s, s:{s:{s:s}, s:{s:o}}, s:[s, s], s:b}", "type", "object", "properties",
+  pkv_json_set(schemas, number, inside);
+  return json_pack("{s:s, s:{s:{s:s}, s:{s:s}}, s:[s, s], s:b}", "type", "object", "properties",
                    "name", "const", name_of(tool), word, "$ref", to, "required", "name", word,
                    "additionalProperties", 0);
 }
 
 json_t *pkv_tools_schema(const pkv_tools *tools) {
-  json_t *const schemas = json_object(), *const any = json_array();
+  json_t *schemas = json_object(), *any = json_array();
   size_t i;
   const json_t *tool;
   json_array_foreach(tools->list, i, tool) {
     if (tools->only[0] == '\0' || strcmp(tools->only, name_of(tool)) == 0)
-      (void)json_array_append_new(any, call_schema(schemas, tools, tool, i));
+      pkv_json_add(&any, call_schema(&schemas, tools, tool, i));
   }
   if (tools->style != PKV_TOOLS_MISTRAL)
     return json_pack("{s:o, s:o}", "anyOf", any, "$defs", schemas);
@@ -217,25 +218,30 @@ static json_t *explain(const pkv_tools *tools) {
   return text;
 }
 
-/* What arguments spell, if that is no larger than a body may be; else they stay a string. */
-static json_t *spelled_out(const json_t *arguments) {
+/* What arguments spell, if that is no larger than a body may be; else they stay a string. False:
+   there is no memory. */
+static bool spell_out(json_t **out, const json_t *arguments) {
   const char *const text = json_string_value(arguments);
   const size_t bytes = json_string_length(arguments);
+  json_error_t error;
+  bool lost;
+  *out = NULL;
   if (text == NULL || pkv_json_check_bounds(text, bytes, PKV_API_VALUES) != PKV_JSON_FITS)
-    return NULL;
-  return json_loadb(text, bytes, JSON_REJECT_DUPLICATES, NULL);
+    return true;
+  *out = pkv_json_load(&lost, text, bytes, JSON_REJECT_DUPLICATES, &error);
+  return !lost;
 }
 
 /* A call as a model writes it: arguments that spell an object are that object. */
 static json_t *plain_call(const json_t *call) {
   const json_t *const function = json_object_get(call, "function");
-  json_t *const spelled = spelled_out(json_object_get(function, "arguments"));
-  json_t *const copy = json_copy(editable(function));
-  const bool bad = json_is_object(spelled) && json_object_set(copy, "arguments", spelled) != 0;
+  json_t *spelled, *copy = pkv_json_copy(function);
+  if (!spell_out(&spelled, json_object_get(function, "arguments")))
+    pkv_json_set(&copy, "arguments", NULL);
+  else if (json_is_object(spelled))
+    pkv_json_set(&copy, "arguments", json_incref(spelled));
   json_decref(spelled);
-  if (!bad) return copy;
-  json_decref(copy);
-  return NULL;
+  return copy;
 }
 
 /* Whether they are calls by the rules that every conversation is checked by afterwards. */
@@ -264,7 +270,7 @@ static bool add_text(json_t *turn, const char *between, const char *text) {
                                             json_string_length(content) > 0 ? between : "",
                                             text)) == 0;
   if (!json_is_array(content)) return true; /* refused where all contents are checked */
-  json_t *const parts = json_copy(content);
+  json_t *const parts = pkv_json_copy(content);
   json_t *const more = json_sprintf("%s%s", json_array_size(content) > 0 ? between : "", text);
   const bool good =
       json_array_append_new(parts, json_pack("{s:s, s:o}", "type", "text", "text", more)) == 0;
@@ -292,7 +298,7 @@ static bool add_calls(json_t *turn, const json_t *calls) {
 static json_t *plain_turn(const json_t *message) {
   const json_t *const calls = pkv_api_field(message, "tool_calls");
   const char *const role = json_string_value(json_object_get(message, "role"));
-  json_t *const turn = json_copy(editable(message));
+  json_t *const turn = pkv_json_copy(message);
   bool good = turn != NULL;
   if (good && calls != NULL && are_calls(message, calls))
     good = add_calls(turn, calls);
@@ -335,10 +341,11 @@ static json_t *plain_conversation(const pkv_tools *tools, const json_t *root) {
 
 static json_t *conversation(const pkv_tools *tools, const json_t *root) {
   if (tools->style == PKV_TOOLS_PLAIN) return plain_conversation(tools, root);
-  json_t *const whole = json_pack("{s:O}", "messages", pkv_api_field(root, "messages"));
+  json_t *whole = json_pack("{s:O}", "messages", pkv_api_field(root, "messages"));
   const json_t *const settings = pkv_api_field(root, "chat_template_kwargs");
-  if (tools->list != NULL) (void)json_object_set(whole, "tools", tools->list);
-  if (settings != NULL) (void)json_object_set(whole, "chat_template_kwargs", editable(settings));
+  if (tools->list != NULL) pkv_json_set(&whole, "tools", json_incref(tools->list));
+  if (settings != NULL)
+    pkv_json_set(&whole, "chat_template_kwargs", json_incref(editable(settings)));
   return whole;
 }
 
@@ -395,16 +402,17 @@ bool pkv_tools_read_prompt(pkv_tokens *out, pkv_tools *tools, pkv_api_error *err
   return read;
 }
 
-int32_t pkv_tools_marker(const pkv_tools *tools, const pkv_model *model) {
+pkv_status pkv_tools_marker(int32_t *out, const pkv_tools *tools, const pkv_model *model) {
   pkv_tokens tokens;
   const char *const text =
       tools->list != NULL && (size_t)tools->style < sizeof markers / sizeof *markers
           ? markers[tools->style]
           : NULL;
-  if (text == NULL || pkv_tokens_from_text(&tokens, model, text, strlen(text),
-                                           PKV_TEXT_PARSE_SPECIAL, NULL) != PKV_OK)
-    return -1;
-  const int32_t marker = tokens.count == 1 ? tokens.ids[0] : -1;
+  *out = -1;
+  if (text == NULL) return PKV_OK;
+  const pkv_status status =
+      pkv_tokens_from_text(&tokens, model, text, strlen(text), PKV_TEXT_PARSE_SPECIAL, NULL);
+  if (status == PKV_OK && tokens.count == 1) *out = tokens.ids[0];
   pkv_tokens_free(&tokens);
-  return marker;
+  return status == PKV_E_NOMEM ? status : PKV_OK; /* no such token: it is text by itself */
 }

@@ -19,7 +19,7 @@ bool pkv_tools_have(const pkv_tools *tools, const char *name);
 
 /* What a demanded call has to be, as a schema to be released. */
 json_t *pkv_tools_schema(const pkv_tools *tools);
-/* The control token that begins calls, whose text has to be seen; -1 = none. */
-int32_t pkv_tools_marker(const pkv_tools *tools, const pkv_model *model);
+/* The control token that begins calls, whose text has to be seen; -1 = none. E_NOMEM. */
+pkv_status pkv_tools_marker(int32_t *out, const pkv_tools *tools, const pkv_model *model);
 
 #endif

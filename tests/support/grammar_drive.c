@@ -11,9 +11,11 @@
 
 static void finish(grammar_drive *d, const pkv_token_trie *trie) {
   d->machine = NULL;
+  d->compiled = false;
   memset(&d->err, 0, sizeof d->err);
   d->status = pkv_program_create(&d->program, &d->tree, NULL, &d->err);
-  if (d->status != PKV_OK) return;
+  d->compiled = d->status == PKV_OK;
+  if (!d->compiled) return;
   d->status = pkv_machine_create(&d->machine, &d->program, trie, NULL, &d->err);
 }
 
@@ -52,7 +54,7 @@ void json_open(grammar_drive *out) {
 
 void grammar_close(grammar_drive *drive) {
   pkv_machine_destroy(drive->machine);
-  if (drive->status == PKV_OK) pkv_program_deinit(&drive->program);
+  if (drive->compiled) pkv_program_deinit(&drive->program);
   pkv_syntax_deinit(&drive->tree);
 }
 

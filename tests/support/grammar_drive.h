@@ -10,6 +10,7 @@
 typedef struct grammar_drive {
   pkv_syntax tree;
   pkv_program program;
+  bool compiled;        /* program is there */
   pkv_machine *machine; /* NULL: refused */
   pkv_status status;
   pkv_error err;

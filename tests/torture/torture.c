@@ -7,8 +7,6 @@
  * --count: so many places a scenario, drawn by the seed, which the clock gives where nobody does,
  * and which is printed; --at: the K-th alone.
  */
-#include <arpa/inet.h>
-#include <netinet/in.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -21,9 +19,10 @@
 #include "base/rng.h"
 #include "model/model.h"
 #include "pkv/sched.h"
-#include "server/serve.h"
 #include "support/small_llama.h"
+#include "support/small_server.h"
 #include "torture/fault_shim.h"
+#include "torture/torture_parts.h"
 
 #define PATIENCE_S 120
 #define PROMPT     13
@@ -38,7 +37,7 @@ static char now[256]; /* what is tried, for whoever reads of a crash */
 
 /* --- scenarios: PKV_OK only when everything was right ---------------------------------------- */
 
-static pkv_status wrong(pkv_error *err, const char *what) {
+pkv_status torture_wrong(pkv_error *err, const char *what) {
   (void)snprintf(err->text, sizeof err->text, "wrong: %s", what);
   return err->status = PKV_E_INTERNAL;
 }
@@ -63,21 +62,9 @@ static pkv_status tokens(pkv_error *err) {
   int32_t ids[64];
   size_t count = 0;
   pkv_status status = pkv_tokenize(ids, 64, &count, kept_model, "ab a b", 6, 0, err);
-  if (status == PKV_OK && count == 0) return wrong(err, "no tokens");
+  if (status == PKV_OK && count == 0) return torture_wrong(err, "no tokens");
   if (status == PKV_OK) status = pkv_chat_tokenize(ids, 64, &count, kept_model, turns, 1, 1, err);
   return status;
-}
-
-static pkv_engine_options small_engine(void) {
-  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
-  o.threads = 2;
-  o.isa = PKV_ISA_SCALAR;
-  o.page_tokens = 4;
-  o.cache_tokens = 128;
-  o.max_seq_len = 64;
-  o.max_rows = 4;
-  o.max_requests = 8;
-  return o;
 }
 
 /* The answer to one prompt, greedy: always the same. */
@@ -99,7 +86,7 @@ static pkv_status ask(pkv_engine *engine, pkv_error *err) {
   if (status != PKV_OK) return status;
   for (int step = 0; pkv_engine_pending(engine) > 0; step++) {
     size_t written = 0;
-    if (step == 100) return wrong(err, "no end");
+    if (step == 100) return torture_wrong(err, "no end");
     status = pkv_engine_step(events, 64, &written, engine, err);
     if (status != PKV_OK) break;
     for (size_t i = 0; i < written; i++)
@@ -112,16 +99,16 @@ static pkv_status ask(pkv_engine *engine, pkv_error *err) {
       pkv_engine_cancel(engine, id);
       if (pkv_engine_step(events, 64, &written, engine, NULL) != PKV_OK) break;
     }
-    return pkv_engine_pending(engine) > 0 ? wrong(err, "a request stays") : status;
+    return pkv_engine_pending(engine) > 0 ? torture_wrong(err, "a request stays") : status;
   }
-  if (count != ANSWER) return wrong(err, "answer of another length");
+  if (count != ANSWER) return torture_wrong(err, "answer of another length");
   if (!known) memcpy(right, got, sizeof right);
   known = true;
-  return memcmp(right, got, sizeof right) == 0 ? PKV_OK : wrong(err, "another answer");
+  return memcmp(right, got, sizeof right) == 0 ? PKV_OK : torture_wrong(err, "another answer");
 }
 
 static pkv_status whole_engine(pkv_error *err) {
-  const pkv_engine_options o = small_engine();
+  const pkv_engine_options o = small_server_engine();
   pkv_engine *engine = NULL;
   pkv_status status = pkv_engine_create(&engine, kept_model, &o, err);
   if (status == PKV_OK) status = ask(engine, err);
@@ -134,13 +121,13 @@ static pkv_status request(pkv_error *err) {
 }
 
 static pkv_status snapshot(pkv_error *err) {
-  const pkv_engine_options o = small_engine();
+  const pkv_engine_options o = small_server_engine();
   pkv_engine *engine = NULL;
   int64_t saved = 0, loaded = 0;
   pkv_status status = pkv_engine_save_cache(&saved, kept_engine, cache_path, err);
   if (status == PKV_OK) status = pkv_engine_create(&engine, kept_model, &o, err);
   if (status == PKV_OK) status = pkv_engine_load_cache(&loaded, engine, cache_path, err);
-  if (status == PKV_OK && loaded != saved) status = wrong(err, "pages lost");
+  if (status == PKV_OK && loaded != saved) status = torture_wrong(err, "pages lost");
   if (status == PKV_OK) status = ask(engine, err);
   pkv_engine_destroy(engine);
   return status;
@@ -179,95 +166,53 @@ static pkv_status schedule(pkv_error *err) {
 
 /* --- the server: calls of the client's side go past the shim --------------------------------- */
 
-static _Atomic int32_t port;
+static small_server served;
 static _Atomic bool ended;
 static pkv_error server_error;
 static pkv_status server_status;
 
-static pkv_status serve_load(void *user, pkv_model **out, pkv_error *err) {
-  (void)user;
-  (void)err;
-  *out = kept_model;
-  return PKV_OK;
-}
-
-static void serve_listening(void *user, int32_t at) {
-  (void)user;
-  port = at;
-}
-
 static void *serve_thread(void *user) {
-  const pkv_serve_options o = {.host = "127.0.0.1",
-                               .name = "small",
-                               .engine = small_engine(),
-                               .max_body = 65536,
-                               .max_connections = 16,
-                               .header_s = PATIENCE_S,
-                               .body_s = PATIENCE_S,
-                               .idle_s = PATIENCE_S,
-                               .stall_s = PATIENCE_S,
-                               .drain_s = 1,
-                               .progress_s = PATIENCE_S,
-                               .load = serve_load,
-                               .listening = serve_listening};
+  served.model = kept_model;
+  const pkv_serve_options o = small_server_options(&served);
   (void)user;
   server_status = pkv_serve(&o, &server_error);
   ended = true;
   return NULL;
 }
 
-/* The status of one request, 0 when the connection brought none. */
-static int http(const char *text, const char *wanted, int wait_ms) {
-  struct sockaddr_in to;
-  char got[4096];
-  size_t count = 0;
-  memset(&to, 0, sizeof to);
-  memset(got, 0, sizeof got);
-  to.sin_family = AF_INET;
-  to.sin_port = htons((uint16_t)port);
-  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const int fd = (int)syscall(SYS_socket, AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const struct timeval patience = {wait_ms / 1000, wait_ms % 1000 * 1000};
-  (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-  if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0 &&
-      syscall(SYS_sendto, fd, text, strlen(text), MSG_NOSIGNAL, NULL, 0) > 0) {
-    long part = 1;
-    while (part > 0 && count + 1 < sizeof got) {
-      part = syscall(SYS_recvfrom, fd, got + count, sizeof got - 1 - count, 0, NULL, NULL);
-      if (part > 0) count += (size_t)part;
-    }
-  }
-  (void)syscall(SYS_close, fd);
-  if (count < 12) return 0;
-  const int status = (int)strtol(got + 9, NULL, 10);
-  return status == 200 && strstr(got, wanted) == NULL ? -1 : status;
-}
-
+/* The status of a completion, 0 when the connection brought none, -1 when the answer is another
+   than the first. */
 static int completion(int wait_ms) {
-  return http("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-              "Content-Length: 47\r\n\r\n{\"prompt\":\"a b\",\"max_tokens\":3,\"temperature\":0}",
-              "\"usage\"", wait_ms);
-}
-
-static bool wait_ready(int tries, int wait_ms) {
-  while (tries-- > 0 && !ended) {
-    if (port != 0 && http("GET /ready HTTP/1.0\r\n\r\n", "", wait_ms) == 200) return true;
-    (void)usleep(2000);
-  }
-  return false;
+  static char right[2048];
+  char got[4096];
+  if (small_server_ask(got, sizeof got, &served,
+                       "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                       "Content-Length: 60\r\n\r\n{\"prompt\":\"a b\",\"max_tokens\":3,"
+                       "\"temperature\":0,\"logprobs\":2}",
+                       wait_ms) < 12)
+    return 0;
+  const int status = (int)strtol(got + 9, NULL, 10);
+  if (status != 200) return status;
+  const char *const length = strstr(got, "Content-Length: "), *const end = strstr(got, "\r\n\r\n");
+  if (length == NULL || end == NULL || strlen(end + 4) < strtoul(length + 16, NULL, 10))
+    return 0; /* its connection broke on the way */
+  const char *const choices = strstr(end, "\"choices\":");
+  if (choices == NULL) return -1;
+  if (right[0] == '\0') (void)snprintf(right, sizeof right, "%s", choices);
+  return strcmp(right, choices) == 0 ? 200 : -1;
 }
 
 /* A server's whole life, with a request while calls may fail and one when they do not any more. */
 static pkv_status server(pkv_error *err) {
   pthread_t thread;
-  port = 0;
+  served.port = 0;
   ended = false;
   memset(&server_error, 0, sizeof server_error);
-  if (pkv_fault_thread(&thread, serve_thread, NULL) != 0) return wrong(err, "no thread");
-  const bool early = wait_ready(20, 50);
+  if (pkv_fault_thread(&thread, serve_thread, NULL) != 0) return torture_wrong(err, "no thread");
+  const bool early = small_server_ready(&served, &ended, 20, 50);
   const int first = early ? completion(200) : 0;
   (void)pkv_fault_disarm();
-  const bool ready = wait_ready(20000, 1000);
+  const bool ready = small_server_ready(&served, &ended, 20000, 1000);
   const int second = ready ? completion(20000) : 0;
   if (!ended) (void)kill(getpid(), SIGTERM);
   (void)pthread_join(thread, NULL);
@@ -278,9 +223,9 @@ static pkv_status server(pkv_error *err) {
     (void)sigaddset(&pending, SIGTERM);
     (void)sigwait(&pending, &number);
   }
-  if (first == -1) return wrong(err, "a request was answered wrongly");
+  if (first == -1) return torture_wrong(err, "a request was answered wrongly");
   if (ready && second != 200) {
-    (void)wrong(err, "the next request was not answered");
+    (void)torture_wrong(err, "the next request was not answered");
     (void)snprintf(err->text + strlen(err->text), 32, ", status %d", second);
     return err->status;
   }
@@ -297,9 +242,10 @@ typedef struct scenario {
 } scenario;
 
 static const scenario scenarios[] = {
-    {"load", load_file, 20},      {"folder", load_folder, 20}, {"tokens", tokens, 8},
-    {"engine", whole_engine, 40}, {"request", request, 0}, /* a running engine has all it needs */
-    {"snapshot", snapshot, 55},   {"sched", schedule, 20},     {"server", server, 70},
+    {"load", load_file, 20},       {"folder", load_folder, 20},       {"tokens", tokens, 8},
+    {"engine", whole_engine, 40},  {"request", request, 0}, /* a running engine has all it needs */
+    {"snapshot", snapshot, 55},    {"sched", schedule, 20},           {"server", server, 70},
+    {"chats", torture_chats, 200}, {"schemas", torture_schemas, 200},
 };
 
 static void on_end(int number) {
@@ -395,7 +341,7 @@ static int run_scenario(const scenario *s, int64_t count, int64_t only, pkv_rng 
 
 static bool prepare(void) {
   small_llama shape = SMALL_LLAMA_INIT;
-  const pkv_engine_options o = small_engine();
+  const pkv_engine_options o = small_server_engine();
   pkv_error err;
   size_t size = 0;
   if (mkdtemp(folder) == NULL) return false;
@@ -412,7 +358,7 @@ static bool prepare(void) {
   const bool written = file != NULL && fwrite(model_bytes, 1, size, file) == size;
   return file != NULL && fclose(file) == 0 && written &&
          pkv_model_open(&kept_model, model_path, NULL, &err) == PKV_OK &&
-         pkv_engine_create(&kept_engine, kept_model, &o, &err) == PKV_OK;
+         pkv_engine_create(&kept_engine, kept_model, &o, &err) == PKV_OK && torture_json_begin();
 }
 
 static bool is_asked(const char *name, char **names, int count) {
@@ -444,6 +390,7 @@ int main(int argc, char **argv) {
   for (size_t i = 0; i < sizeof scenarios / sizeof *scenarios; i++)
     if (is_asked(scenarios[i].name, argv + first, argc - first))
       bad += run_scenario(&scenarios[i], count, only, &rng);
+  torture_json_end();
   pkv_engine_destroy(kept_engine);
   pkv_model_close(kept_model);
   gguf_build_drop(model_bytes);
