@@ -100,7 +100,7 @@ static pkv_status read_chat(uint64_t *seen, int k, pkv_error *err) {
     pkv_api_free(&request);
   } else {
     status = PKV_E_NOMEM;
-    (void)snprintf(err->text, sizeof err->text, "%stemplate %d: %d %s: %s",
+    (void)snprintf(err->text, sizeof err->text, "%stemplate %d: %d %s: %.100s",
                    error.http == 503 ? "" : "wrong: ", k, error.http,
                    error.code != NULL ? error.code : "", error.message);
   }
@@ -160,7 +160,7 @@ pkv_status torture_schemas(pkv_error *err) {
         status = torture_wrong(err, texts[i].text);
   } else if (status != PKV_E_NOMEM) {
     char text[sizeof err->text];
-    (void)snprintf(text, sizeof text, "refused for another reason than memory: %.200s",
+    (void)snprintf(text, sizeof text, "refused for another reason than memory: %.100s",
                    drive.err.text);
     status = torture_wrong(err, text);
   }
