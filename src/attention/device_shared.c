@@ -122,8 +122,9 @@ pkv_status pkv_device_plan_build_shared(pkv_device_plan *plan, int32_t rows, con
   PKV_TRY(pkv_plan_prepare_shared(&plan->header, &plan->tree.header, &plan->shape, &plan->options,
                                   rows, err));
   plan->built = 0;
-  PKV_TRY(plan->executor->device_ops->build_tree(plan, seq_len, &given, stream, err));
+  /* First, so that the tree's kernels run beside it. */
   if (plan->line) PKV_TRY(pkv_device_plan_build(plan->line, rows, seq_len, stream, err));
+  PKV_TRY(plan->executor->device_ops->build_tree(plan, seq_len, &given, stream, err));
   plan->built = 1;
   plan->fresh = 1;
   return PKV_OK;

@@ -4,20 +4,25 @@
  * includes this defines first what a block is; a loop over one thread will do (the tests' twin):
  *   TREE_FN                     what functions of a block are declared with
  *   TREE_FOR(i, count)          i = 0 .. count - 1, shared out among the threads
+ *   TREE_FOR_LAST(i, count)     the same by other threads, where there are enough: what one loop
+ *                               does need not wait for the other's
  *   TREE_ONE                    true in one thread
  *   TREE_SYNC()                 a barrier; memory is seen after it
  *   tree_any(x)                 or of all threads' x, with a barrier
  *   tree_least32/64(x)          the least, likewise
  *   tree_scan(a, b, c, d, e, n) inclusive sums in place over n entries of each of two arrays of 64
  *                               bits and three of 32, NULL ones apart; barriers before and after
- *   tree_sort(keys, n)          ascending; n a power of two, barriers before and after
+ *   tree_sort(keys, n)          ascending; n a power of two, all keys differ, barriers before and
+ *                               after
  *   tree_claim(keys, first, slots, key, row)  the slot of a key in a table of `slots` (a power of
  *                               two; PKV_TREE_NO_KEY = free), first[slot] lowered to row. Called by
  *                               whole warps; row INT32_MAX: nothing is entered
  *   tree_raise(to, value)       *to = the larger, whoever else does the same
  *   TREE_INLINE, TREE_UNROLL    always inlined; loops of constant length unrolled
+ *   TREE_ABREAST                before a loop whose loads should not wait for each other
  *   TREE_SELDOM                 as TREE_FN, kept out of line
- * Three steps, each needing the one before whole: a block a row writes the keys of its units; a
+ * Three steps, each needing the one before whole: a block a row writes the keys of its units, and
+ * all together the plan's headers and zeros; a
  * block a unit finds the rows that lead there (beyond PKV_TREE_LEVEL_ROWS rows: a block a row its
  * leader); one block makes the plan.
  */
@@ -53,6 +58,15 @@ TREE_FN int32_t tree_shareable(const pkv_tree_input *in, const pkv_tree_core *t,
  * First step, a block a row: keys. sums: room for one value a unit of `most` units
  * ---------------------------------------------------------------------------------------- */
 
+/* Word i of 8 bytes of a plan before anything is known: the headers as prepared, else zeros. */
+TREE_INLINE uint64_t tree_blank_word(const pkv_tree_input *in, int64_t i) {
+  const int64_t tree = i - in->header.tree_at / 8;
+  if (i < (int64_t)(sizeof in->header / 8)) return ((const uint64_t *)(const void *)&in->header)[i];
+  if (tree >= 0 && tree < (int64_t)(sizeof in->tree / 8))
+    return ((const uint64_t *)(const void *)&in->tree)[tree];
+  return 0;
+}
+
 TREE_FN void tree_row_keys(const pkv_tree_input *in, int32_t row, int64_t *sums, int32_t most) {
   const pkv_tree_core t = tree_core_of(in);
   const int32_t units = tree_shareable(in, &t, row);
@@ -68,8 +82,8 @@ TREE_FN void tree_row_keys(const pkv_tree_input *in, int32_t row, int64_t *sums,
     TREE_FOR(i, count) {
       const int32_t end = pkv_tree_pages(&t, from + i + 1);
       uint64_t sum = 0;
-      for (int32_t page = pkv_tree_pages(&t, from + i); page < end; page++)
-        sum += pkv_tree_mix(ids[page], page);
+      TREE_ABREAST for (int32_t page = pkv_tree_pages(&t, from + i); page < end; page++) sum +=
+          pkv_tree_mix(ids[page], page);
       sums[i] = (int64_t)sum;
     }
     tree_scan(sums, 0, 0, 0, 0, count);
@@ -184,6 +198,7 @@ TREE_SELDOM int32_t tree_compare_all(const pkv_tree_input *in, const pkv_tree_co
 typedef struct tree_level {
   uint64_t *keys; /* [slots]: PKV_TREE_NO_KEY = free */
   int32_t *first; /* [slots]: the first row with the key */
+  uint64_t *next; /* [rows]: key of the unit behind */
   int32_t *slot;  /* [rows] */
   int32_t *units; /* [rows]: shareable */
   int32_t slots;  /* a power of two, at least twice the rows */
@@ -196,7 +211,8 @@ TREE_FN int32_t tree_level_init(tree_level *l, const pkv_tree_input *in, const p
   int32_t least = 0;
   l->slots = pkv_tree_power(2 * rows);
   l->keys = (uint64_t *)memory;
-  l->first = (int32_t *)(void *)(l->keys + l->slots);
+  l->next = l->keys + l->slots;
+  l->first = (int32_t *)(void *)(l->next + rows);
   l->slot = l->first + l->slots;
   l->units = l->slot + rows;
   TREE_FOR(row, rows) {
@@ -227,7 +243,8 @@ TREE_FN void tree_level_clear(const tree_level *l) {
   }
 }
 
-/* Raises found of the rows that share the unit. The table is clear, a barrier has passed. */
+/* Raises found of the rows that share the unit and not, with the same row, the next: there another
+   block raises it. The table is clear, a barrier has passed. */
 TREE_FN void tree_level_find(const tree_level *l, const pkv_tree_input *in, const pkv_tree_core *t,
                              int32_t unit) {
   const int32_t rows = t->core.rows, whole = (rows + 31) / 32 * 32;
@@ -235,6 +252,7 @@ TREE_FN void tree_level_find(const tree_level *l, const pkv_tree_input *in, cons
   TREE_FOR(row, whole) {
     const int valid = row < rows && l->units[row] > unit;
     uint64_t key = valid ? keys[row] : PKV_TREE_NO_KEY;
+    if (valid) l->next[row] = l->units[row] > unit + 1 ? keys[rows + row] : PKV_TREE_NO_KEY;
     if (valid && key == PKV_TREE_NO_KEY) key = 0;
     const int32_t slot = tree_claim(l->keys, l->first, l->slots, key, valid ? row : INT32_MAX);
     if (valid) l->slot[row] = slot;
@@ -245,7 +263,8 @@ TREE_FN void tree_level_find(const tree_level *l, const pkv_tree_input *in, cons
     if (l->units[row] <= unit) continue;
     const int32_t first = l->first[l->slot[row]];
     if (first >= row) continue;
-    tree_raise(&in->found[row], pkv_tree_found(unit + 1, first));
+    if (l->next[row] != l->next[first] || l->units[row] <= unit + 1 || l->units[first] <= unit + 1)
+      tree_raise(&in->found[row], pkv_tree_found(unit + 1, first));
     if (!in->chained) differ |= tree_level_differ(in, t, unit, row, first);
   }
   if (differ) in->found[rows] = 1;
@@ -290,7 +309,7 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
   TREE_FOR(i, power)
     d->keys[i] = i < rows ? pkv_tree_sort_key(i, pkv_tree_found_leader(in->found[i]),
                                               pkv_tree_found_units(in->found[i]))
-                          : ~(uint64_t)0;
+                          : pkv_tree_no_key(i);
   TREE_FOR(row, rows)
     pkv_tree_link_init(d->links, row);
   tree_sort(d->keys, power);
@@ -298,7 +317,7 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
     pkv_tree_link_sorted(d->links, d->keys, i, rows);
   TREE_SYNC();
   pkv_tree_link *now = d->links, *then = d->more_links;
-  PKV_ROLLED for (int32_t reach = 1; reach < 2 * rows; reach *= 2) {
+  PKV_ROLLED for (int32_t reach = 1; reach < 2 * rows; reach *= 4) {
     TREE_FOR(element, 2 * rows)
       pkv_tree_link_jump(then, now, element);
     TREE_SYNC();
@@ -308,7 +327,7 @@ TREE_FN void tree_block_order(const pkv_tree_input *in, const pkv_tree_core *t,
   }
   TREE_FOR(row, rows) {
     const int32_t rank = pkv_tree_link_rank(now, row, rows);
-    const int32_t length = tree_length(in, row);
+    const int32_t length = d->votes[row];
     d->row[rank] = row;
     d->length[rank] = length;
     w->lcp[rank] = pkv_tree_found_units(in->found[row]);
@@ -455,8 +474,9 @@ TREE_FN int32_t tree_block_fill(const pkv_tree_input *in, const pkv_tree_core *t
     pkv_tree_fill_rank(rank, t, &d->w, i);
     d->rank_cost[i + 1] = pkv_tree_rank_cost(t, rank);
     d->rank_base[i + 1] = pkv_tree_rank_slots(t, rank);
-    if (d->w.kept[i]) tree_block_node(t, d, i);
   }
+  TREE_FOR_LAST(gap, rows)
+  if (d->w.kept[gap]) tree_block_node(t, d, gap);
   if (TREE_ONE) d->rank_cost[0] = d->rank_base[0] = 0;
   tree_scan(d->cost, d->rank_cost, d->segments, d->base, d->rank_base, rows + 1);
   TREE_FOR(i, rows + 1) {
@@ -480,61 +500,39 @@ TREE_FN void tree_block_cut(const pkv_tree_input *in, const pkv_tree_core *t,
   const pkv_tree_line line = pkv_tree_line_of(total, all->cost, parts);
   pkv_node_cursor *node_out = (pkv_node_cursor *)tree_array(in, in->tree.node_cursors_at);
   pkv_private_cursor *out = (pkv_private_cursor *)tree_array(in, in->tree.private_cursors_at);
-  TREE_FOR(i, most) {
-    const int32_t k = i - parts - 1;
-    if (k < 0)
-      pkv_tree_node_cursor(&d->node_cursors[i], t, d->nodes, d->cost, count, all,
-                           pkv_tree_node_cut(&line, i));
-    else
-      pkv_tree_private_cursor(&d->private_cursors[k], t, d->ranks, d->rank_cost, rank_slots,
-                              pkv_tree_private_cut(&line, k));
-  }
+  int32_t *marks = d->marks + parts + 1; /* of private cursors */
+  TREE_FOR(i, parts + 1)
+    pkv_tree_node_cursor(&d->node_cursors[i], t, d->nodes, d->cost, count, all,
+                         pkv_tree_node_cut(&line, i));
+  TREE_FOR_LAST(k, 2 * parts + 1)
+  pkv_tree_private_cursor(&d->private_cursors[k], t, d->ranks, d->rank_cost, rank_slots,
+                          pkv_tree_private_cut(&line, k));
   TREE_SYNC();
-  TREE_FOR(i, most) {
-    const int32_t k = i - parts - 1;
-    int32_t mark = 0;
-    if (i > 0 && i < parts)
-      mark = pkv_tree_node_mark(t, d->nodes, &d->node_cursors[i - 1], &d->node_cursors[i]);
-    if (k > 0 && k < 2 * parts)
-      mark = pkv_tree_private_mark(t, d->ranks, &d->private_cursors[k - 1], &d->private_cursors[k]);
-    d->marks[i] = mark;
+  TREE_FOR(i, parts + 1)
+    d->marks[i] = i == 0 || i == parts ? 0
+                                       : pkv_tree_node_mark(t, d->nodes, &d->node_cursors[i - 1],
+                                                            &d->node_cursors[i]);
+  TREE_FOR_LAST(k, 2 * parts + 1) {
+    const pkv_private_cursor *c = &d->private_cursors[k];
+    marks[k] = k == 0 || k == 2 * parts ? 0 : pkv_tree_private_mark(t, d->ranks, c - 1, c);
+    d->starts[k] = c->rank * t->core.kv_heads + c->kv_head;
   }
   tree_scan(0, 0, d->marks, 0, 0, most);
-  TREE_FOR(i, most) {
-    const int32_t k = i - parts - 1;
-    if (k < 0) {
-      pkv_tree_node_place(&d->node_cursors[i], t, d->nodes, d->marks[i]);
-      node_out[i] = d->node_cursors[i];
-    } else {
-      pkv_tree_private_place(&d->private_cursors[k], t, d->ranks, d->marks[i] - d->marks[parts]);
-      out[k] = d->private_cursors[k];
-    }
+  TREE_FOR(i, parts + 1) {
+    pkv_tree_node_place(&d->node_cursors[i], t, d->nodes, d->marks[i]);
+    node_out[i] = d->node_cursors[i];
   }
-  TREE_SYNC();
-}
-
-/* The last private cursor before a segment, from one on that is: the next one mostly is not, but
-   hundreds may lie where the private line begins. */
-TREE_FN int32_t tree_last_before(const pkv_tree_desk *d, int32_t last, int32_t i, int32_t rank,
-                                 int32_t head) {
-  int32_t step = 1;
-  PKV_ROLLED while (i + step < last &&
-                    pkv_tree_private_before(&d->private_cursors[i + step], rank, head)) {
-    i += step;
-    step *= 2;
+  TREE_FOR_LAST(k, 2 * parts + 1) {
+    pkv_tree_private_place(&d->private_cursors[k], t, d->ranks, marks[k] - d->marks[parts]);
+    out[k] = d->private_cursors[k];
   }
-  PKV_ROLLED for (step /= 2; step > 0; step /= 2) {
-    if (i + step < last && pkv_tree_private_before(&d->private_cursors[i + step], rank, head))
-      i += step;
-  }
-  return i;
 }
 
 /* First slots of all segments. */
 TREE_FN void tree_block_slots(const pkv_tree_input *in, const pkv_tree_core *t,
                               const pkv_tree_desk *d, int32_t count, int32_t segments) {
   const int32_t rows = t->core.rows, parts = t->core.parts, heads = t->core.kv_heads;
-  const int32_t *marks = d->marks + parts + 1, before = d->marks[parts];
+  const int32_t *marks = d->marks + parts + 1, before = d->marks[parts], all = rows * heads;
   int32_t *node_slot = (int32_t *)tree_array(in, in->tree.node_slot_at);
   int32_t *slot = (int32_t *)tree_array(in, in->tree.private_slot_at);
   TREE_FOR(segment, segments) {
@@ -549,13 +547,23 @@ TREE_FN void tree_block_slots(const pkv_tree_input *in, const pkv_tree_core *t,
     node_slot[segment] = pkv_tree_node_base(t, &d->nodes[low], segment) +
                          d->marks[pkv_tree_find_node_cursor(d->node_cursors, parts, segment)];
   }
-  TREE_FOR(rank, rows) {
-    int32_t i = pkv_tree_find_private_cursor(d->private_cursors, parts, rank, 0);
-    const int32_t base = d->ranks[rank].base_slot - before;
-    const int32_t each = pkv_tree_head_slots(t, &d->ranks[rank]);
-    PKV_ROLLED for (int32_t head = 0; head < heads; head++) {
-      i = tree_last_before(d, 2 * parts, i, rank, head);
-      slot[rank * heads + head] = base + each * head + marks[i];
+  /* The last cursor before a segment: four neighbours' searches at once, step by step. */
+  TREE_FOR_LAST(four, (all + 3) / 4) {
+    int32_t last[4] = {0, 0, 0, 0};
+    PKV_ROLLED for (int32_t step = pkv_tree_power(2 * parts) / 2; step > 0; step /= 2) {
+      TREE_UNROLL
+      for (int32_t i = 0; i < 4; i++) {
+        const int32_t middle = last[i] + step;
+        if (middle < 2 * parts && d->starts[middle] < 4 * four + i) last[i] = middle;
+      }
+    }
+    TREE_UNROLL
+    for (int32_t i = 0; i < 4; i++) {
+      const int32_t segment = 4 * four + i, rank = segment / heads;
+      if (segment >= all) continue;
+      slot[segment] = d->ranks[rank].base_slot - before +
+                      pkv_tree_head_slots(t, &d->ranks[rank]) * (segment - rank * heads) +
+                      marks[last[i]];
     }
   }
 }
@@ -572,18 +580,6 @@ TREE_FN void tree_block_copy(const pkv_tree_input *in, const pkv_tree_core *t,
     ranks[i] = ((const int32_t *)(const void *)d->ranks)[i];
   TREE_FOR(i, count * node_words)
     nodes[i] = ((const int32_t *)(const void *)d->nodes)[i];
-}
-
-/* The headers as prepared; what the rows decide is set later. */
-TREE_FN void tree_block_headers(const pkv_tree_input *in) {
-  int32_t *header = (int32_t *)(void *)in->plan;
-  int32_t *tree = (int32_t *)tree_array(in, in->header.tree_at);
-  const int32_t header_words = (int32_t)(sizeof in->header / 4);
-  const int32_t tree_words = (int32_t)(sizeof in->tree / 4);
-  TREE_FOR(i, header_words)
-    header[i] = ((const int32_t *)(const void *)&in->header)[i];
-  TREE_FOR(i, tree_words)
-    tree[i] = ((const int32_t *)(const void *)&in->tree)[i];
 }
 
 TREE_FN void tree_block_finish(const pkv_tree_input *in, const pkv_tree_desk *d, int32_t rows,
@@ -618,14 +614,20 @@ TREE_FN void tree_block_finish(const pkv_tree_input *in, const pkv_tree_desk *d,
   launches[1].count = merges;
 }
 
-/* d: the desk of t's rows. */
+/* What needs no step before: the lengths, by row, where votes will be. */
+TREE_FN void tree_block_begin(const pkv_tree_input *in, const pkv_tree_core *t,
+                              const pkv_tree_desk *d) {
+  TREE_FOR(row, t->core.rows)
+    d->votes[row] = tree_length(in, row);
+}
+
+/* d: the desk of t's rows, begun. */
 TREE_INLINE void tree_block_plan(const pkv_tree_input *in, const pkv_tree_core *t,
                                  const pkv_tree_desk *d) {
   const int32_t rows = t->core.rows;
   pkv_tree_sums all = {0, 0, 0};
   int32_t count = 0, rank_slots = 0;
   int64_t total = 0;
-  tree_block_headers(in);
   if (rows > 0) {
     if (in->found[rows]) tree_block_mistrust(in, t);
     tree_block_order(in, t, d);

@@ -140,6 +140,10 @@ static inline PKV_HD uint64_t pkv_tree_sort_key(int32_t row, int32_t leader, int
   return (uint64_t)(leader + 1) << (19 + PKV_TREE_UNIT_BITS) | (deepest - (uint64_t)units) << 19 |
          (uint64_t)row;
 }
+/* Behind all rows, no two alike: for places of a table past them. */
+static inline PKV_HD uint64_t pkv_tree_no_key(int32_t place) {
+  return ~(uint64_t)0 << 19 | (uint64_t)place;
+}
 static inline PKV_HD int32_t pkv_tree_key_row(uint64_t key) {
   return (int32_t)(key & (((uint64_t)1 << 19) - 1));
 }
@@ -188,12 +192,17 @@ static inline PKV_HD void pkv_tree_link_sorted(pkv_tree_link *links, const uint6
   if (leader >= 0 && (i == 0 || pkv_tree_key_leader(keys[i - 1]) != leader))
     links[2 * leader].next = 2 * row;
 }
-/* ceil(log2(2 * rows)) rounds from one array to another for all elements. */
+/* Rounds from one array to another for all elements until 4^rounds >= 2 * rows: three jumps each.
+   The last element has no rows: what jumps onto it again adds nothing. */
 static inline PKV_HD void pkv_tree_link_jump(pkv_tree_link *to, const pkv_tree_link *from,
                                              int32_t element) {
-  const pkv_tree_link here = from[element], there = from[here.next];
-  to[element].next = there.next;
-  to[element].rows = here.rows + (here.next == element ? 0 : there.rows);
+  pkv_tree_link here = from[element];
+  for (int32_t i = 0; i < 3; i++) {
+    const pkv_tree_link there = from[here.next];
+    here.next = there.next;
+    here.rows += there.rows;
+  }
+  to[element] = here;
 }
 /* Rows entered from here on, itself included, are those that come after it. */
 static inline PKV_HD int32_t pkv_tree_link_rank(const pkv_tree_link *links, int32_t row,
@@ -276,21 +285,23 @@ static inline PKV_HD void pkv_tree_place_gap(const pkv_tree_core *t, const pkv_t
     return;
   }
   const uint64_t group = pkv_tree_key_group(keys[i]);
-  int32_t begin = i, low = -1, high = rows; /* the group reaches from begin to high - 1 */
-  PKV_ROLLED while (begin - low > 1) {
-    const int32_t middle = low + (begin - low) / 2;
-    if (pkv_tree_key_group(keys[middle]) == group)
-      begin = middle;
-    else
-      low = middle;
-  }
-  low = i;
-  PKV_ROLLED while (high - low > 1) {
-    const int32_t middle = low + (high - low) / 2;
-    if (pkv_tree_key_group(keys[middle]) == group)
-      low = middle;
-    else
-      high = middle;
+  int32_t begin = i, low = -1, last_in = i, high = rows;     /* the group: begin .. high - 1 */
+  PKV_ROLLED while (begin - low > 1 || high - last_in > 1) { /* both ends at once */
+    const int32_t before = low + (begin - low) / 2, behind = last_in + (high - last_in) / 2;
+    const uint64_t a = pkv_tree_key_group(keys[before < 0 ? 0 : before]);
+    const uint64_t b = pkv_tree_key_group(keys[behind]);
+    if (begin - low > 1) {
+      if (a == group)
+        begin = before;
+      else
+        low = before;
+    }
+    if (high - last_in > 1) {
+      if (b == group)
+        last_in = behind;
+      else
+        high = behind;
+    }
   }
   const int32_t first = pkv_tree_link_rank(links, leader, rows);
   const int32_t last = pkv_tree_key_row(keys[high - 1]);

@@ -40,6 +40,7 @@ typedef struct pkv_tree_desk {
   pkv_node_cursor *node_cursors;       /* [parts + 1] */
   pkv_private_cursor *private_cursors; /* [2 * parts + 1] */
   int32_t *marks;                      /* [3 * parts + 2]: of both, one behind the other */
+  int32_t *starts;                     /* [2 * parts + 1]: segments of the private cursors */
 } pkv_tree_desk;
 
 static inline PKV_HD int32_t pkv_tree_power(int32_t rows) {
@@ -62,7 +63,7 @@ static inline PKV_HD int64_t pkv_tree_desk_bytes(const pkv_plan_core *core) {
   const int64_t wide = 2 + (core->window > 0) + (core->batch_invariant != 0);
   return pkv_tree_desk_shared(core->rows, core->window) + wide * line * 8 + 18 * line * 4 +
          (parts + 1) * (int64_t)sizeof(pkv_node_cursor) +
-         (2 * parts + 1) * (int64_t)sizeof(pkv_private_cursor) + (3 * parts + 2) * 4;
+         (2 * parts + 1) * (int64_t)sizeof(pkv_private_cursor) + (5 * parts + 3) * 4;
 }
 
 /* memory: pkv_tree_desk_bytes of it, aligned to 16. in: for a window's ranks and nodes. */
@@ -111,11 +112,12 @@ static inline PKV_HD void pkv_tree_desk_init(pkv_tree_desk *d, void *memory,
   d->node_cursors = (pkv_node_cursor *)(void *)word;
   d->private_cursors = (pkv_private_cursor *)(void *)(d->node_cursors + core->parts + 1);
   d->marks = (int32_t *)(void *)(d->private_cursors + 2 * core->parts + 1);
+  d->starts = d->marks + 3 * core->parts + 2;
 }
 
 /* Bytes of a unit's table (tree_block_impl.h). */
 static inline PKV_HD int64_t pkv_tree_level_bytes(int32_t rows) {
-  return (int64_t)pkv_tree_power(2 * rows) * 12 + (int64_t)rows * 8;
+  return (int64_t)pkv_tree_power(2 * rows) * 12 + (int64_t)rows * 16;
 }
 
 /* Bytes of keys, leaders and a desk for up to `rows` rows that share at most `units` units. */

@@ -28,8 +28,9 @@ static int32_t twisted(int32_t i, int32_t count) {
 #define TREE_FOR(i, count)                                                                         \
   for (int32_t at_##i = 0, i, count_##i = (count);                                                 \
        at_##i < count_##i && (i = twisted(at_##i, count_##i), 1); at_##i++)
-#define TREE_ONE    1
-#define TREE_SYNC() ((void)0)
+#define TREE_FOR_LAST TREE_FOR
+#define TREE_ONE      1
+#define TREE_SYNC()   ((void)0)
 
 static int tree_any(int x) {
   return x;
@@ -71,6 +72,7 @@ static void tree_raise(uint64_t *to, uint64_t value) {
 #define TREE_INLINE static inline
 #define TREE_SELDOM static
 #define TREE_UNROLL
+#define TREE_ABREAST
 
 #include "plan/tree_block_impl.h"
 
@@ -119,6 +121,8 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
     fail_msg("bounds: %s", err.text);
   assert_true((size_t)in.header.plan_bytes <= bounds.plan_bytes);
   in.plan = memory_of((size_t)in.header.plan_bytes, 0);
+  for (int64_t i = 0; i < in.header.plan_bytes / 8; i++)
+    ((uint64_t *)(void *)in.plan)[i] = tree_blank_word(&in, i);
   void *memory = memory_of(bounds.memory_bytes, 0x77);
   void *desk = pkv_tree_memory_init(&in, memory, bounds.units);
   const pkv_plan_core core = pkv_plan_core_of(&in.header);
@@ -135,6 +139,7 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
   const pkv_tree_core t = tree_core_of(&in);
   pkv_tree_desk d;
   pkv_tree_desk_init(&d, desk, &in, &t.core);
+  tree_block_begin(&in, &t, &d);
   tree_block_plan(&in, &t, &d);
   free(memory);
   free(sums);

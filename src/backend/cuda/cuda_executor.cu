@@ -150,6 +150,7 @@ static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t 
   pkv_cuda_tree_params p = {};
   p.desk_bytes = pkv_cuda_state_of(plan->executor)->desk_bytes;
   p.dependent = pkv_cuda_state_of(plan->executor)->dependent;
+  p.beside_planner = p.dependent && plan->line;
   p.input.header = plan->header;
   p.input.tree = plan->tree.header;
   p.input.plan = (struct pkv_plan *)plan->plan;

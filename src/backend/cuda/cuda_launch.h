@@ -82,6 +82,8 @@ typedef struct pkv_cuda_tree_params {
   int64_t counter_count;
   int32_t *fault;
   int32_t desk_bytes, dependent; /* as pkv_cuda_tree_prepare says */
+  /* The launch ahead in the stream is the planner's: the first kernel here runs beside it. */
+  int32_t beside_planner;
 } pkv_cuda_tree_params;
 
 /* Shared memory that the planner may have, after raising its limit; whether launches may depend. */

@@ -5,14 +5,17 @@
  * (sm_90 on); no launch depends on lengths.
  *   keys     a block of 256 a row: sums of mixed page ids at each unit's end, transposed so that
  *            those of all rows at one depth are neighbours. Reads the table once (rows x pages x 4
- *            bytes). Also zeroes the plan, the counters and the fault word.
- *   levels   a block a unit, up to 264: a hash table in shared memory (41 KB at 1,024 rows) gives
- *            the first row with each key. One read of keys, one of ids to confirm them. Beyond
+ *            bytes). Also writes the plan's headers and zeros, and zeroes counters and the fault
+ *            word. Runs beside the planner of `balanced`, where that is ahead of it: it has waited
+ *            for all that was before.
+ *   levels   a block a unit, up to 264: a hash table in shared memory (49 KB at 1,024 rows) gives
+ *            the first row with each key. Two reads of keys, one of ids to confirm them. Beyond
  *            2,048 rows `leaders` instead, a block a row with a 4-ary search over depth.
- *   plan     one block of 512: ranks, nodes, parts in shared memory (197 KB at 1,024 rows
- *            and 132 parts; beyond what the device has, in global memory). Bitonic sort in
- *            registers, pointer jumping, then sums over ranks and over cursors. Its code runs once
- *            a step, and after a step it has left the caches: loops are not unrolled.
+ *   plan     one block of 512, of 1,024 beyond 512 rows: ranks, nodes, parts in shared memory (198
+ *            KB at 1,024 rows and 132 parts; beyond what the device has, in global memory). Runs
+ *            sorted in registers and merged, pointer jumping, then sums over ranks and cursors.
+ *            Its code runs once a step, and after a step it has left the caches: few loops are
+ *            unrolled.
  * The phases are those of plan/tree_block_impl.h; here is what a block is.
  */
 #include "backend/cuda/cuda_launch.h"
@@ -24,10 +27,14 @@
 #define TREE_FOR(i, count)                                                                         \
   PKV_ROLLED for (int32_t i = (int32_t)threadIdx.x, count_##i = (count); i < count_##i;            \
                   i += (int32_t)blockDim.x)
-#define TREE_ONE    (threadIdx.x == 0)
-#define TREE_SYNC() __syncthreads()
-#define TREE_UNROLL _Pragma("unroll")
-#define TREE_SELDOM static __device__ __noinline__
+#define TREE_FOR_LAST(i, count)                                                                    \
+  PKV_ROLLED for (int32_t i = (int32_t)(blockDim.x - 1 - threadIdx.x), count_##i = (count);        \
+                  i < count_##i; i += (int32_t)blockDim.x)
+#define TREE_ONE     (threadIdx.x == 0)
+#define TREE_SYNC()  __syncthreads()
+#define TREE_UNROLL  _Pragma("unroll")
+#define TREE_ABREAST _Pragma("unroll 4")
+#define TREE_SELDOM  static __device__ __noinline__
 
 #define ALL_LANES 0xffffffffu
 
@@ -65,7 +72,7 @@ template <typename P> struct tree_lane {
   static __device__ __forceinline__ int at(P, int32_t) {
     return 0;
   }
-  static __device__ __forceinline__ int from(int x, int) {
+  static __device__ __forceinline__ int up(int x, int) {
     return x;
   }
   static __device__ __forceinline__ int put(P, int32_t, int x) {
@@ -77,8 +84,8 @@ template <typename T, typename U> struct tree_lane_of {
   static __device__ __forceinline__ U at(const T *x, int32_t i) {
     return (U)x[i];
   }
-  static __device__ __forceinline__ U from(U x, int lane) {
-    return __shfl_sync(ALL_LANES, x, lane);
+  static __device__ __forceinline__ U up(U x, int step) {
+    return __shfl_up_sync(ALL_LANES, x, step);
   }
   static __device__ __forceinline__ U put(T *x, int32_t i, U before) {
     before += (U)x[i];
@@ -102,48 +109,54 @@ template <typename A, typename B, typename C, typename D, typename E> struct tre
   __device__ __forceinline__ tree_sums minus(const tree_sums &x) const {
     return {a - x.a, b - x.b, c - x.c, d - x.d, e - x.e};
   }
-  __device__ __forceinline__ tree_sums from(int lane) const {
-    return {tree_lane<A>::from(a, lane), tree_lane<B>::from(b, lane), tree_lane<C>::from(c, lane),
-            tree_lane<D>::from(d, lane), tree_lane<E>::from(e, lane)};
+  __device__ __forceinline__ tree_sums up(int step) const {
+    return {tree_lane<A>::up(a, step), tree_lane<B>::up(b, step), tree_lane<C>::up(c, step),
+            tree_lane<D>::up(d, step), tree_lane<E>::up(e, step)};
   }
-  /* Inclusive sums over the lanes, of which `count` matter. */
-  __device__ __forceinline__ tree_sums upto(int lane, int count) const {
+  /* Inclusive sums over the lanes. */
+  __device__ __forceinline__ tree_sums upto(int lane) const {
     tree_sums x = *this;
-    PKV_ROLLED for (int step = 1; step < count; step *= 2) {
-      const tree_sums other = x.from(lane >= step ? lane - step : lane);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const tree_sums other = x.up(step);
       if (lane >= step) x = x.plus(other);
     }
     return x;
   }
 };
 
-/* Threads take neighbouring runs; sums wrap as unsigned ones do. */
+/* Threads take neighbouring runs; sums wrap as unsigned ones do. Warps past the end do nothing. */
 template <typename A, typename B, typename C, typename D, typename E>
 static __device__ __noinline__ void tree_scan(A a, B b, C c, D d, E e, int32_t n) {
   typedef tree_sums<A, B, C, D, E> sums;
   __shared__ sums warps[32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = blockDim.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();
   const int32_t each = (n + (int32_t)blockDim.x - 1) / (int32_t)blockDim.x;
   const int32_t from = min(n, (int32_t)threadIdx.x * each), to = min(n, from + each);
-  sums sum = {0, 0, 0, 0, 0};
-  PKV_ROLLED for (int32_t i = from; i < to; i++) sum =
-      sum.plus({tree_lane<A>::at(a, i), tree_lane<B>::at(b, i), tree_lane<C>::at(c, i),
-                tree_lane<D>::at(d, i), tree_lane<E>::at(e, i)});
-  const sums upto = sum.upto(lane, 32);
-  if (lane == 31) warps[warp] = upto;
+  const bool works = warp * 32 * each < n;
+  sums at = {0, 0, 0, 0, 0};
+  if (works) {
+    sums sum = {0, 0, 0, 0, 0};
+    PKV_ROLLED for (int32_t i = from; i < to; i++) sum =
+        sum.plus({tree_lane<A>::at(a, i), tree_lane<B>::at(b, i), tree_lane<C>::at(c, i),
+                  tree_lane<D>::at(d, i), tree_lane<E>::at(e, i)});
+    const sums upto = sum.upto(lane);
+    if (lane == 31) warps[warp] = upto;
+    at = upto.minus(sum);
+  }
   __syncthreads();
-  sums before = {0, 0, 0, 0, 0};
-  if (lane < count) before = warps[lane];
-  before = before.upto(lane, count).from(warp > 0 ? warp - 1 : 0);
-  if (warp == 0) before = {0, 0, 0, 0, 0};
-  sums at = before.plus(upto.minus(sum));
-  PKV_ROLLED for (int32_t i = from; i < to; i++) {
-    at.a = tree_lane<A>::put(a, i, at.a);
-    at.b = tree_lane<B>::put(b, i, at.b);
-    at.c = tree_lane<C>::put(c, i, at.c);
-    at.d = tree_lane<D>::put(d, i, at.d);
-    at.e = tree_lane<E>::put(e, i, at.e);
+  if (works) {
+#pragma unroll 4
+    for (int before = 0; before < warp; before++)
+      at = at.plus(warps[before]);
+    PKV_ROLLED for (int32_t i = from; i < to; i++) {
+      at.a = tree_lane<A>::put(a, i, at.a);
+      at.b = tree_lane<B>::put(b, i, at.b);
+      at.c = tree_lane<C>::put(c, i, at.c);
+      at.d = tree_lane<D>::put(d, i, at.d);
+      at.e = tree_lane<E>::put(e, i, at.e);
+    }
   }
   __syncthreads();
 }
@@ -175,57 +188,64 @@ static __device__ __forceinline__ int32_t tree_claim(uint64_t *keys, int32_t *fi
 
 #include "plan/tree_block_impl.h"
 
-/* KEYS keys a thread, blockDim apart; partners of a warp or a thread exchange in registers. */
-template <int KEYS> static __device__ void tree_sort_registers(uint64_t *keys, int32_t n) {
-  const uint32_t size = (uint32_t)max(n, 32), threads = blockDim.x;
-  unsigned long long key[KEYS];
-  for (int q = 0; q < KEYS; q++) {
-    const uint32_t i = threadIdx.x + q * threads;
-    key[q] = i < (uint32_t)n ? keys[i] : ~0ull;
+/* Where a key of a run comes when up to eight runs from `first` on are merged: behind all that are
+   smaller. All runs are searched side by side. */
+static __device__ __forceinline__ uint32_t tree_merge_place(const uint64_t *keys, uint32_t n,
+                                                            uint32_t run, uint32_t at,
+                                                            uint64_t key) {
+  const uint32_t first = at & ~(8 * run - 1), runs = min(8u, (n - first) / run);
+  uint32_t smaller[8] = {}, place = first;
+  PKV_ROLLED for (uint32_t step = run / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+      if (i < runs && keys[first + i * run + smaller[i] + step - 1] < key) smaller[i] += step;
   }
-  PKV_ROLLED for (uint32_t k = 2; k <= size; k *= 2) {
+#pragma unroll
+  for (uint32_t i = 0; i < 8; i++)
+    if (i < runs) place += smaller[i] + (keys[first + i * run + smaller[i]] < key);
+  return place;
+}
+
+/* KEYS keys a thread, blockDim apart: warps sort runs of 32 in registers, then runs are merged.
+   All keys differ. */
+template <int KEYS> static __device__ void tree_sort_runs(uint64_t *keys, int32_t n) {
+  const uint32_t count = (uint32_t)n, threads = blockDim.x, lane = threadIdx.x % 32;
+  uint64_t key[KEYS];
+  uint32_t at[KEYS];
+  for (int q = 0; q < KEYS; q++) {
+    at[q] = threadIdx.x + q * threads;
+    key[q] = at[q] < count ? keys[at[q]] : ~0ull;
+  }
+  PKV_ROLLED for (uint32_t k = 2; k <= 32; k *= 2) {
     PKV_ROLLED for (uint32_t j = k / 2; j > 0; j /= 2) {
-      unsigned long long other[KEYS];
-      if (j >= 32 && j < threads) {
-        __syncthreads();
-        for (int q = 0; q < KEYS; q++) {
-          const uint32_t i = threadIdx.x + q * threads;
-          if (i < (uint32_t)n) keys[i] = key[q];
-        }
-        __syncthreads();
-      }
+      const bool smaller = ((lane & j) == 0) == ((lane & k) == 0);
       for (int q = 0; q < KEYS; q++) {
-        const uint32_t i = threadIdx.x + q * threads;
-        if (j >= threads)
-          other[q] = key[KEYS - 1 - q];
-        else if (j < 32)
-          other[q] = __shfl_xor_sync(ALL_LANES, key[q], j);
-        else
-          other[q] = i < (uint32_t)n ? keys[i ^ j] : key[q];
-      }
-      for (int q = 0; q < KEYS; q++) {
-        const uint32_t i = threadIdx.x + q * threads;
-        const bool smaller = ((i & j) == 0) == ((i & k) == 0);
-        if (i < size && (other[q] < key[q]) == smaller) key[q] = other[q];
+        const uint64_t other = __shfl_xor_sync(ALL_LANES, (unsigned long long)key[q], j);
+        if ((other < key[q]) == smaller) key[q] = other;
       }
     }
   }
+  for (int q = 0; q < KEYS; q++)
+    if (at[q] < count) keys[at[q]] = key[q];
   __syncthreads();
-  for (int q = 0; q < KEYS; q++) {
-    const uint32_t i = threadIdx.x + q * threads;
-    if (i < (uint32_t)n) keys[i] = key[q];
+  PKV_ROLLED for (uint32_t run = 32; run < count; run *= 8) {
+    for (int q = 0; q < KEYS; q++)
+      if (at[q] < count) at[q] = tree_merge_place(keys, count, run, at[q], key[q]);
+    __syncthreads();
+    for (int q = 0; q < KEYS; q++)
+      if (at[q] < count) keys[at[q]] = key[q];
+    __syncthreads();
   }
-  __syncthreads();
 }
 
 static __device__ void tree_sort(uint64_t *keys, int32_t n) {
   __syncthreads();
   if ((uint32_t)n <= blockDim.x) {
-    tree_sort_registers<1>(keys, n);
+    tree_sort_runs<1>(keys, n);
     return;
   }
   if ((uint32_t)n <= 2 * blockDim.x) {
-    tree_sort_registers<2>(keys, n);
+    tree_sort_runs<2>(keys, n);
     return;
   }
   PKV_ROLLED for (uint32_t k = 2; k <= (uint32_t)n; k *= 2) {
@@ -238,12 +258,12 @@ static __device__ void tree_sort(uint64_t *keys, int32_t n) {
 }
 
 #define ROW_THREADS  256
-#define PLAN_THREADS 512
+#define PLAN_THREADS 1024 /* beyond half as many rows; else half of them */
 #define ROW_UNITS    1024 /* whose keys a block sums up at a time */
 
 struct tree_zeros {
-  uint4 *plan;
-  int64_t plan_words; /* of 16 bytes */
+  uint64_t *plan;
+  int64_t plan_words; /* of 8 bytes */
   uint32_t *counters;
   int64_t counter_count;
   int32_t *fault;
@@ -255,9 +275,8 @@ static __global__ void __launch_bounds__(ROW_THREADS)
   const int64_t thread = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
   const int64_t threads = (int64_t)gridDim.x * ROW_THREADS;
   pkv_grid_release();
-  pkv_grid_wait();
   for (int64_t i = thread; i < zeros.plan_words; i += threads)
-    zeros.plan[i] = make_uint4(0, 0, 0, 0);
+    zeros.plan[i] = tree_blank_word(&in, i);
   for (int64_t i = thread; i < zeros.counter_count; i += threads)
     zeros.counters[i] = 0;
   for (int64_t i = thread; i <= in.header.rows; i += threads)
@@ -265,6 +284,7 @@ static __global__ void __launch_bounds__(ROW_THREADS)
   if (thread == 0) *zeros.fault = 0;
   if ((int32_t)blockIdx.x < in.header.rows)
     tree_row_keys(&in, (int32_t)blockIdx.x, sums, ROW_UNITS);
+  pkv_grid_wait(); /* the planner beside it: who waits for this kernel waits for both */
 }
 
 #define PROBES 3
@@ -306,6 +326,7 @@ static __global__ void __launch_bounds__(PLAN_THREADS)
   pkv_tree_desk d;
   pkv_grid_release();
   pkv_tree_desk_init(&d, SHARED ? (void *)shared_desk : desk, &in, &t.core);
+  tree_block_begin(&in, &t, &d);
   pkv_grid_wait();
   tree_block_plan(&in, &t, &d);
 }
@@ -343,7 +364,7 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
   pkv_tree_input in = p->input;
   const int32_t rows = in.header.rows;
   void *desk = pkv_tree_memory_init(&in, p->memory, p->most_units);
-  const tree_zeros zeros = {(uint4 *)in.plan, in.header.plan_bytes / 16, p->counters,
+  const tree_zeros zeros = {(uint64_t *)in.plan, in.header.plan_bytes / 8, p->counters,
                             p->counter_count, p->fault};
   const pkv_plan_core core = pkv_plan_core_of(&in.header);
   const int64_t bytes = pkv_tree_desk_bytes(&core);
@@ -351,12 +372,13 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
   void *of_keys[] = {&in, (void *)&zeros};
   cudaError_t e =
       pkv_cuda_launch_kernel((const void *)tree_keys, dim3(rows > 0 ? (unsigned)rows : 1u),
-                             ROW_THREADS, 0, false, of_keys, stream);
+                             ROW_THREADS, 0, p->beside_planner, of_keys, stream);
   if (e == cudaSuccess && rows > 0) e = launch_search(p, of_keys, rows, in.max_units, stream);
   void *of_plan[] = {&in, &desk};
   if (e == cudaSuccess)
-    e = pkv_cuda_launch_kernel(
-        fits ? (const void *)tree_plan<true> : (const void *)tree_plan<false>, dim3(1),
-        PLAN_THREADS, fits ? (size_t)bytes : 0, p->dependent, of_plan, stream);
+    e = pkv_cuda_launch_kernel(fits ? (const void *)tree_plan<true>
+                                    : (const void *)tree_plan<false>,
+                               dim3(1), rows > PLAN_THREADS / 2 ? PLAN_THREADS : PLAN_THREADS / 2,
+                               fits ? (size_t)bytes : 0, p->dependent, of_plan, stream);
   return e;
 }
