@@ -74,7 +74,8 @@ static pkv_status allocate(pkv_device_plan *plan, const pkv_device_ops *ops, int
                            pkv_error *err) {
   const int32_t tiles = plan->tiles;
   const int64_t merges = plan->limits.max_merges > 0 ? plan->limits.max_merges : 1;
-  const int64_t slots = plan->limits.max_slots > 0 ? plan->limits.max_slots : 1;
+  const int64_t slots =
+      (plan->limits.max_slots > 0 ? plan->limits.max_slots : 1) + plan->group_slots;
   int64_t bytes;
   const bool over = __builtin_mul_overflow(merges, (int64_t)tiles, &plan->counter_count) ||
                     plan->counter_count > INT32_MAX ||

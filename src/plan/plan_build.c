@@ -189,8 +189,9 @@ pkv_status pkv_plan_build(const pkv_plan **out, void *memory, size_t memory_byte
   pkv_plan_fill_header(plan, &setup, &counts, &layout);
   if (rows > 0)
     memcpy(pkv_plan_array(plan, plan->seq_len_at), seq_len, (size_t)rows * sizeof(int32_t));
+  const pkv_plan_core core = pkv_plan_core_of(plan);
   if (setup.route == PKV_ROUTE_BALANCED)
-    fill_balanced(plan, &setup.core);
+    fill_balanced(plan, &core);
   else
     pkv_seed_fill(plan, &setup);
   PKV_TRY(pkv_plan_workspace(&plan->workspace_bytes, &setup, plan->merges, plan->slots, err));

@@ -8,8 +8,10 @@
  *              64, or chunk_tokens in batch-invariant mode. The first token that its first query
  *              sees is f = max(0, L - q_len + 1 - window) with a window, else 0. The row reads
  *              units first = floor(f / unit_tokens) .. ceil(L / unit_tokens) - 1; none if L = 0.
- *   cost       A segment (row, KV head) costs segment_cost + units * unit_cost, also with no units:
- *              its zeros have to be stored. unit_cost = tile_cost * unit_tokens / 64.
+ *   cost       A segment (row, KV head) costs segment_cost + units * unit_cost. One without units
+ *              costs segment_cost, as its zeros have to be stored; a quarter of it, rounded up,
+ *              where there are many segments, four a part or more (not in batch-invariant mode).
+ *              unit_cost = tile_cost * unit_tokens / 64.
  *   line       Segments lie on a line of costs ordered by row, KV head; inside a segment first its
  *              segment_cost, then its units. row_cost[r] = costs of all rows before r.
  *   cuts       Cut p = 1 .. parts-1 lies at c = floor(p * total / parts). Its row is the last with
@@ -48,8 +50,16 @@
 typedef struct pkv_plan_core {
   int32_t rows, kv_heads, q_len, window, unit_tokens, parts;
   int32_t batch_invariant;
-  int64_t unit_cost, segment_cost;
+  int64_t unit_cost, segment_cost, empty_cost; /* empty_cost: of a segment without units */
 } pkv_plan_core;
+
+/* Segments a part that are many. */
+#define PKV_PLAN_MANY 4
+
+/* Whether a batch has many segments for its parts: known before any length. */
+static inline PKV_HD int pkv_core_many(const pkv_plan_core *core) {
+  return (int64_t)core->rows * core->kv_heads >= (int64_t)PKV_PLAN_MANY * core->parts;
+}
 
 /* a / b for a >= 0, b > 0: a GPU divides 32 bits many times faster than 64. */
 static inline PKV_HD int64_t pkv_core_div(int64_t a, int64_t b) {
@@ -77,7 +87,7 @@ static inline PKV_HD int32_t pkv_core_units(const pkv_plan_core *core, int32_t l
 }
 
 static inline PKV_HD int64_t pkv_core_segment(const pkv_plan_core *core, int32_t units) {
-  return core->segment_cost + units * core->unit_cost;
+  return units == 0 ? core->empty_cost : core->segment_cost + units * core->unit_cost;
 }
 
 static inline PKV_HD int64_t pkv_core_cut(int64_t total, int32_t parts, int32_t p) {
@@ -198,7 +208,9 @@ static inline PKV_HD pkv_plan_core pkv_plan_core_of(const struct pkv_plan *plan)
   core.parts = plan->parts;
   core.batch_invariant = (plan->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
   core.unit_cost = plan->unit_cost;
-  core.segment_cost = plan->segment_cost;
+  core.segment_cost = core.empty_cost = plan->segment_cost;
+  if (plan->route == PKV_ROUTE_BALANCED && !core.batch_invariant && pkv_core_many(&core))
+    core.empty_cost = pkv_core_div_up(plan->segment_cost, 4);
   return core;
 }
 

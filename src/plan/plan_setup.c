@@ -46,6 +46,7 @@ static pkv_status setup_balanced(pkv_plan_setup *out, const pkv_plan_options *op
   core->unit_tokens = invariant ? chunk : PKV_TILE_TOKENS;
   core->unit_cost = tile_cost * (core->unit_tokens / PKV_TILE_TOKENS);
   core->segment_cost = options->segment_cost ? options->segment_cost : 4 * scale;
+  core->empty_cost = core->segment_cost;
   PKV_CHECK(err, core->unit_cost <= UINT32_MAX, PKV_E_RANGE,
             "options->tile_cost %lld times %d tiles a chunk is beyond 32 bits",
             (long long)tile_cost, core->unit_tokens / PKV_TILE_TOKENS);

@@ -94,6 +94,116 @@ static void test_c10_c08_splits_without_keys(void **state) {
   attn_case_deinit(&c);
 }
 
+/* ------------------------------------------------------------------ pieces, many of them */
+
+/* Runs the case four times: waiting for the kernel ahead, and overlapping it. */
+static void run_parts(const attn_spec *s, int32_t parts) {
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  attn_case c;
+  gpu_case g;
+  attn_case_init(&c, s);
+  attn_case_answer(&c);
+  gpu_case_init(&g, &c);
+  options.parts = parts;
+  pkv_device_plan *plan = gpu_plan(&g, &options, 0);
+  for (int i = 0; i < 4; i++) {
+    int32_t fault = 0;
+    char name[48];
+    pkv_device_plan_set_overlap(plan, i);
+    if (i < 2) gpu_replan(&g, plan, &options);
+    gpu_run(&g, plan);
+    snprintf(name, sizeof name, "%d parts, run %d", parts, i);
+    attn_check(&c, name);
+    OK(pkv_device_plan_fault(&fault, plan, NULL, err));
+    assert_int_equal(fault, -1);
+  }
+  pkv_device_plan_destroy(plan);
+  gpu_case_deinit(&g);
+  attn_case_deinit(&c);
+}
+
+/* 5: a row cut into hundreds of pieces, which are folded in groups; a piece of another row beside
+   it in the groups at both ends. */
+static void test_c05_many_pieces(void **state) {
+  (void)state;
+  NEED_GPU();
+  const int32_t most = gpu_opt.small ? 60 : 300;
+  for (size_t k = 0; k < COUNT(gpu_kv_dtypes); k++)
+    for (int32_t parts = 40; parts <= most; parts = parts * 5 / 4 + 1) {
+      const int32_t lens[] = {0, 700, 64 * parts + 7, 900};
+      attn_spec s = gpu_spec(gpu_kv_dtypes[k], (uint64_t)parts, (int32_t)COUNT(lens), lens);
+      s.kv_heads = 1;
+      s.group = parts % 2 ? 8 : 3;
+      s.head_dim = parts % 3 == 0 ? 64 : parts % 3 == 1 ? 128 : 256;
+      run_parts(&s, parts);
+    }
+}
+
+/* States come in slots that hold a NaN before: a value that is one must arrive all the same, and
+   stay in its dimension. */
+static void test_nan_in_a_cut_row(void **state) {
+  (void)state;
+  NEED_GPU();
+  enum { HEADS = 4, DIM = 64, BAD = 5 };
+  static const int32_t lens[] = {3000}, parts[] = {2, 30, 47};
+  for (size_t i = 0; i < COUNT(parts); i++) {
+    attn_spec s = gpu_spec(PKV_DTYPE_F16, 3, 1, lens);
+    s.kv_heads = 1;
+    s.group = HEADS;
+    s.head_dim = DIM;
+    attn_case c;
+    attn_case_init(&c, &s);
+    gpu_case g;
+    gpu_case_init(&g, &c);
+    pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+    options.parts = parts[i];
+    pkv_device_plan *plan = gpu_plan(&g, &options, 0);
+    gpu_run(&g, plan);
+    uint16_t want[HEADS * DIM];
+    assert_int_equal(c.out_bytes, sizeof want);
+    memcpy(want, c.out, sizeof want);
+    ((uint16_t *)attn_case_element(&c, true, 0, 1234, 0))[BAD] = 0x7fff;
+    gpu_copy(g.storage, c.storage, c.storage_bytes);
+    int32_t fault = 0;
+    gpu_run(&g, plan);
+    OK(pkv_device_plan_fault(&fault, plan, NULL, err));
+    assert_int_equal(fault, -1);
+    const uint16_t *out = c.out;
+    for (int k = 0; k < HEADS * DIM; k++)
+      if (k % DIM == BAD)
+        assert_true((out[k] & 0x7fff) > 0x7c00);
+      else
+        assert_int_equal(out[k], want[k]);
+    pkv_device_plan_destroy(plan);
+    gpu_case_deinit(&g);
+    attn_case_deinit(&c);
+  }
+}
+
+/* Rows of less than a tile and of a few, more than parts: short ones are one warp's. */
+static void test_many_short_rows(void **state) {
+  (void)state;
+  NEED_GPU();
+  enum { ROWS = 90 };
+  static const int32_t dims[] = {64, 128, 256}, limits[] = {40, 400};
+  int32_t lens[ROWS];
+  pkv_rng rng;
+  pkv_rng_init(&rng, 17);
+  for (size_t k = 0; k < COUNT(gpu_kv_dtypes); k++)
+    for (size_t d = 0; d < COUNT(dims); d++)
+      for (size_t l = 0; l < COUNT(limits); l++) {
+        const int32_t rows = gpu_opt.small ? ROWS / 4 : ROWS;
+        for (int32_t r = 0; r < rows; r++)
+          lens[r] = (int32_t)pkv_rng_range(&rng, 0, limits[l]);
+        attn_spec s = gpu_spec(gpu_kv_dtypes[k], d, rows, lens);
+        s.head_dim = dims[d];
+        s.kv_heads = 1 + (int32_t)(k + l) % 3;
+        s.group = l ? 8 : 3;
+        run_parts(&s, 4);
+        run_parts(&s, 13);
+      }
+}
+
 /* ------------------------------------------------------------------ what no row owns */
 
 /* All that rows own, in order: to `to`, or back into the case. */
@@ -354,6 +464,9 @@ int gpu_suite_complaints(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_c09_rows_of_length_0),
       cmocka_unit_test(test_c10_c08_splits_without_keys),
+      cmocka_unit_test(test_c05_many_pieces),
+      cmocka_unit_test(test_nan_in_a_cut_row),
+      cmocka_unit_test(test_many_short_rows),
       cmocka_unit_test(test_c11_unowned_memory_never_matters),
       cmocka_unit_test(test_c12_one_page_too_many),
       cmocka_unit_test(test_c13_lengths_around_a_page),

@@ -161,6 +161,7 @@ typedef struct matrix_case {
   int32_t windows[2];
   int classes, captured_at; /* index of the scene */
   int32_t most;             /* tokens of the longest row */
+  int32_t parts;            /* 0: as many as the device has room for */
 } matrix_case;
 
 static void run_matrix(const matrix_case *m) {
@@ -179,6 +180,7 @@ static void run_matrix(const matrix_case *m) {
   gpu_case_init(&g, &c);
   pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
   options.flags = m->flags;
+  options.parts = m->parts;
   if (m->flags) options.parts = 33; /* its workspace grows with parts times chunks */
   step graphed, direct;
   step_init(&graphed, &g, &options, m->windows, m->classes, most);
@@ -235,13 +237,25 @@ static void test_c17_c18_replay_with_other_lengths(void **state) {
   NEED_GPU();
   enum { LONG = 131072, SHORT = 9000 };
   static const matrix_case cases[] = {
-      {PKV_DTYPE_F16, 0, {0, 0}, 1, 0, LONG},
-      {PKV_DTYPE_F16, 0, {0, 0}, 1, 1, LONG},
-      {PKV_DTYPE_F16, PKV_PLAN_BATCH_INVARIANT, {0, 0}, 1, 0, LONG},
-      {PKV_DTYPE_F16, 0, {0, 0}, 1, 2, SHORT},
-      {PKV_DTYPE_F16, PKV_PLAN_BATCH_INVARIANT, {0, 0}, 1, 1, SHORT},
-      {PKV_DTYPE_BF16, 0, {0, 0}, 1, 4, SHORT},
-      {PKV_DTYPE_FP8_E4M3, 0, {0, 0}, 1, 0, SHORT},
+      {PKV_DTYPE_F16, 0, {0, 0}, 1, 0, LONG, 0},
+      {PKV_DTYPE_F16, 0, {0, 0}, 1, 1, LONG, 0},
+      {PKV_DTYPE_F16, PKV_PLAN_BATCH_INVARIANT, {0, 0}, 1, 0, LONG, 0},
+      {PKV_DTYPE_F16, 0, {0, 0}, 1, 2, SHORT, 0},
+      {PKV_DTYPE_F16, PKV_PLAN_BATCH_INVARIANT, {0, 0}, 1, 1, SHORT, 0},
+      {PKV_DTYPE_BF16, 0, {0, 0}, 1, 4, SHORT, 0},
+      {PKV_DTYPE_FP8_E4M3, 0, {0, 0}, 1, 0, SHORT, 0},
+  };
+  run_cases(cases, COUNT(cases));
+}
+
+/* Many segments for the parts: the kernel with a way for short pieces takes long ones too. */
+static void test_c17_many_segments(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const matrix_case cases[] = {
+      {PKV_DTYPE_F16, 0, {0, 0}, 1, 0, 9000, 2},
+      {PKV_DTYPE_FP8_E4M3, 0, {0, 0}, 1, 2, 9000, 2},
+      {PKV_DTYPE_BF16, 0, {0, 0}, 1, 6, 9000, 1},
   };
   run_cases(cases, COUNT(cases));
 }
@@ -251,9 +265,9 @@ static void test_c17_two_windows_in_one_graph(void **state) {
   (void)state;
   NEED_GPU();
   static const matrix_case cases[] = {
-      {PKV_DTYPE_F16, 0, {0, 512}, 2, 0, 20000},
-      {PKV_DTYPE_F16, 0, {100, 1024}, 2, 1, 9000},
-      {PKV_DTYPE_BF16, PKV_PLAN_BATCH_INVARIANT, {0, 300}, 2, 2, 9000},
+      {PKV_DTYPE_F16, 0, {0, 512}, 2, 0, 20000, 0},
+      {PKV_DTYPE_F16, 0, {100, 1024}, 2, 1, 9000, 0},
+      {PKV_DTYPE_BF16, PKV_PLAN_BATCH_INVARIANT, {0, 300}, 2, 2, 9000, 0},
   };
   run_cases(cases, COUNT(cases));
 }
@@ -306,6 +320,7 @@ static void test_seed_routes_replay(void **state) {
 int gpu_suite_graphs(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_c17_c18_replay_with_other_lengths),
+      cmocka_unit_test(test_c17_many_segments),
       cmocka_unit_test(test_c17_two_windows_in_one_graph),
       cmocka_unit_test(test_seed_routes_replay),
   };

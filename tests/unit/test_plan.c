@@ -221,6 +221,34 @@ static void test_zero_rows_and_zero_lengths(void **state) {
   assert_int_equal(plan->total_cost, 3 * 2 * 4);
   assert_int_equal(plan->slots, 0);
   free(plan);
+  /* and a quarter of one, rounded up, from four segments a part on */
+  pkv_plan_options few = options;
+  few.parts = 1;
+  few.segment_cost = 9;
+  plan = plan_make(&shape, &few, 1, lengths);
+  assert_int_equal(plan->total_cost, 1 * 2 * 9);
+  free(plan);
+  plan = plan_make(&shape, &few, 2, lengths);
+  assert_int_equal(plan->total_cost, 2 * 2 * 3);
+  free(plan);
+}
+
+/* Room for 512 rows of which two live: the others must not take the parts away from them. */
+static void test_empty_rows_cost_little(void **state) {
+  (void)state;
+  const pkv_shape shape = shape_of(32, 8, 128);
+  const int32_t lengths[512] = {8192, 2048};
+  pkv_plan_options options = options_of(PKV_ROUTE_BALANCED);
+  options.parts = 264;
+  options.segment_cost = 16;
+  pkv_plan *plan = plan_make(&shape, &options, 512, lengths);
+  const pkv_plan_cursor *c = (const pkv_plan_cursor *)pkv_plan_at(plan, plan->cursors_at);
+  int32_t parts = 0;
+  while (parts < 264 && c[parts].row < 2)
+    parts++;
+  /* 16 segments of 16 + 1024 or 256 against 4,080 of 4 */
+  assert_in_range(parts, 104, 106);
+  free(plan);
 }
 
 static void test_cut_position_is_exact(void **state) {
@@ -589,6 +617,7 @@ int main(void) {
       cmocka_unit_test(test_cut_rounds_to_the_nearest_unit),
       cmocka_unit_test(test_cut_near_the_end_moves_to_the_next_segment),
       cmocka_unit_test(test_one_segment_cut_often),
+      cmocka_unit_test(test_empty_rows_cost_little),
       cmocka_unit_test(test_equal_cursors_make_empty_parts),
       cmocka_unit_test(test_batch_invariant_slots),
       cmocka_unit_test(test_window_and_query_length),

@@ -7,11 +7,13 @@
  * is cleared so that the next call starts clean.
  */
 #include <cuda_runtime.h>
+#include <stddef.h>
 
 extern "C" {
 #include "backend/device_ops.h"
 #include "base/env.h"
 #include "base/status.h"
+#include "plan/plan_core.h"
 }
 
 #include "backend/cuda/cuda_launch.h"
@@ -122,6 +124,7 @@ static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan
   plan->tiles = (int32_t)count;
   PKV_TRY(prepare_planner(plan, err));
   plan->clears_slots = balanced && !(plan->options.flags & PKV_PLAN_BATCH_INVARIANT);
+  if (plan->clears_slots) plan->group_slots = plan->limits.max_slots / PKV_CUDA_GROUP_PIECES + 1;
   *slot_bytes = (plan->options.route == PKV_ROUTE_SHARED ? rows : plan->tile_rows) *
                 (int64_t)pkv_cuda_slot_row(ops->head_dim) * 4;
   return PKV_OK;
@@ -236,6 +239,7 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.fault = plan->fault;
   p.slots_stride = (int64_t)plan->slot_bytes / plan->tiles /
                    ((int64_t)plan->tile_rows * pkv_cuda_slot_row(ops->head_dim) * 4);
+  p.group_slots_at = (int32_t)(p.slots_stride - plan->group_slots);
   p.counters_stride = (int32_t)(plan->counter_count / plan->tiles);
   p.scale = a->scale * a->cache.k_scale;
   p.v_scale = a->cache.v_scale;
@@ -262,6 +266,8 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.lse_base2 = a->lse_base2;
   p.fused_merge = plan->fused_merge;
   p.slot_stride = h->slot_stride;
+  p.total_cost = array_at<int64_t>(plan, offsetof(struct pkv_plan, total_cost));
+  p.alone_cost = h->parts * (h->segment_cost + PKV_CUDA_ALONE_UNITS * (int64_t)h->unit_cost);
   return p;
 }
 
@@ -378,7 +384,7 @@ static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_atten
                                    void *stream, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
   PKV_TRY(ops_of(&ops, a->cache.dtype, a->cache.head_dim, err));
-  const pkv_cuda_decode_params p = resolve(plan, a, ops);
+  pkv_cuda_decode_params p = resolve(plan, a, ops);
   if (plan->header.route == PKV_ROUTE_SHARED)
     return run_shared(plan, a, &p, ops, (cudaStream_t)stream, err);
   if (plan->header.route != PKV_ROUTE_BALANCED)
@@ -386,7 +392,10 @@ static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_atten
   /* a launch that waits for the kernel ahead before it reads anything may always begin early */
   const int32_t dependent =
       pkv_cuda_state_of(plan->executor)->major >= 9 && (plan->overlap || p.wait_first);
-  const cudaError_t e = ops->launch(is_plain(&p) ? PKV_CUDA_DECODE_PLAIN : PKV_CUDA_DECODE, &p,
+  const bool plain = is_plain(&p);
+  const pkv_plan_core core = pkv_plan_core_of(&plan->header);
+  p.many = plain && pkv_core_many(&core);
+  const cudaError_t e = ops->launch(plain && !p.many ? PKV_CUDA_DECODE_PLAIN : PKV_CUDA_DECODE, &p,
                                     plan->header.parts, dependent, (cudaStream_t)stream);
   plan->fresh = 0;
   return pkv_cuda_launched(plan->executor, e, "decode", (cudaStream_t)stream, err);

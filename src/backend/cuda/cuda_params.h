@@ -17,6 +17,12 @@ static inline int32_t pkv_cuda_slot_row(int32_t head_dim) {
   return head_dim + 4;
 }
 
+/* Pieces of a long segment that are folded before the others. */
+#define PKV_CUDA_GROUP_PIECES 16
+
+/* Units of a piece that one warp takes alone in a batch of many segments. */
+#define PKV_CUDA_ALONE_UNITS 2
+
 /* A word of a slot that nobody has written yet: a NaN that no arithmetic gives. */
 #define PKV_CUDA_EMPTY 0xffffffffu
 
@@ -45,6 +51,10 @@ typedef struct pkv_cuda_decode_params {
   int32_t *fault; /* set to 1 + row when a page id lies outside the pool */
   int64_t slots_stride;
   int32_t counters_stride;
+  int32_t group_slots_at; /* of a tile's slots, the first for a group's state */
+  int32_t many; /* a plain call of many segments (pkv_core_many), whose pieces may be short */
+  const int64_t *total_cost; /* the plan's */
+  int64_t alone_cost;        /* parts times what the longest segment costs that one warp takes */
 
   float scale, soft_cap; /* scale holds k_scale */
   float v_scale;

@@ -15,6 +15,11 @@
  * kernel ahead asks for its first query before the first pages: behind the 26 MB that all rings ask
  * for at once it would wait 5 us. One that overlaps it fills its ring with old tokens meanwhile.
  *
+ * Plain calls, which most are, have a kernel of their own (walk.cuh). Where they have many segments
+ * they go to the general kernel, which has a way for parts of short pieces (pieces.cuh): a warp
+ * takes one alone. The host sees that from rows and parts, so that a graph may hold it, and the
+ * others' kernel stays small; whether a part's pieces are short the kernel sees from the plan.
+ *
  * Shared memory: 4 warps x stages x (K and V of 16 tokens), swizzled against bank conflicts, plus
  * the exchange. Bytes read a token and KV head: 2 * head_dim * element bytes.
  *
@@ -23,101 +28,7 @@
 #ifndef PKV_CUDA_DECODE_CUH
 #define PKV_CUDA_DECODE_CUH
 
-#include "backend/cuda/fold.cuh"
-
-template <typename KV, int HD> struct pkv_decode_config {
-  static constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
-  static constexpr int stage_bytes = 2 * slice_bytes; /* of one warp */
-  static constexpr int max_stages = 6;
-  static constexpr int ctas = HD > 128 ? 1 : 2; /* an SM, where its shared memory is large enough */
-};
-
-/* Of a CTA whose rings have so many stages. */
-template <typename K, int HD> static int32_t pkv_decode_shared_bytes(int32_t stages) {
-  typedef pkv_decode_config<typename K::template of<HD>, HD> C;
-  return PKV_WARPS * stages * C::stage_bytes + pkv_fold<HD>::bytes;
-}
-
-/* The ring of one warp and the walk that fills it. */
-template <typename KV, int HD, typename Walk = pkv_walk> struct pkv_feed {
-  typedef pkv_decode_config<KV, HD> C;
-  Walk walk;
-  int pages, step; /* read ahead for `walk`, and which of them is its own (pkv_read_pages) */
-  bool pages_read;
-  int refill;
-  uint32_t ring;
-  uint64_t policy;
-
-  /* To the next piece that has tokens. */
-  template <typename P, typename Work>
-  __device__ __forceinline__ void skip(const P &p, const Work &work) {
-    while (walk.row >= 0 && walk.at >= walk.end)
-      pkv_walk_next(walk, p, work);
-  }
-  template <typename P, typename Work>
-  __device__ __forceinline__ void start(const Walk &from, const P &p, const Work &work,
-                                        uint32_t memory, int warp, int lane) {
-    refill = 0;
-    ring = memory;
-    policy = pkv_read_once();
-    walk = from;
-    skip(p, work);
-    fetch(p, warp, lane);
-  }
-  /* Whether the next step holds no token that the kernel ahead may still be writing. */
-  template <typename P> __device__ __forceinline__ bool is_old(const P &p) const {
-    return pkv_runs(p) && walk.row >= 0 && walk.at + PKV_STEP_TOKENS <= walk.len - pkv_q_len(p);
-  }
-  template <typename P> __device__ __forceinline__ void fetch(const P &p, int warp, int lane) {
-    pages_read = pkv_read_pages(pages, walk, p, warp, lane);
-    step = 0;
-  }
-  /* Issues the copies of the next step, and the page ids of those after, if none are left. */
-  template <typename P, typename Work>
-  __device__ __forceinline__ void push(const P &p, const Work &work, int warp, int lane) {
-    const Walk at = walk;
-    if (step == 0) pages = pkv_checked_page(pages, pages_read, p, walk.row);
-    const int page = __shfl_sync(0xffffffffu, pages, pkv_runs(p) ? step : step * 16 + (lane & 15));
-    if (walk.row >= 0) {
-      walk.at += walk.step();
-      bool more = ++step < (pkv_runs(p) ? pkv_run_steps : pkv_token_steps);
-      if (walk.at >= walk.end) {
-        skip(p, work);
-        more = false;
-      }
-      if (!more) fetch(p, warp, lane);
-    }
-    pkv_copy_slice<KV, HD>(at, p, page, ring + (uint32_t)(refill * C::stage_bytes), policy, warp,
-                           lane);
-    refill = refill + 1 == p.stages ? 0 : refill + 1;
-  }
-};
-
-/* Waits for the oldest step in flight. */
-static __device__ __forceinline__ void pkv_ring_wait(int stages) {
-  switch (stages) {
-  case 2:
-    pkv_copy_wait<1>();
-    break;
-  case 3:
-    pkv_copy_wait<2>();
-    break;
-  case 4:
-    pkv_copy_wait<3>();
-    break;
-  case 5:
-    pkv_copy_wait<4>();
-    break;
-  default:
-    pkv_copy_wait<5>();
-    break;
-  }
-}
-
-template <typename P> static __device__ __forceinline__ float pkv_scale_of(const P &p, int head) {
-  const float scale = p.scale * PKV_LOG2_E;
-  return pkv_k_head_scale(p) ? scale * pkv_k_head_scale(p)[head] : scale;
-}
+#include "backend/cuda/pieces.cuh"
 
 /* The query rows of the piece in work and, read ahead, of the one after it. */
 template <typename KV, int HD, int NT> struct pkv_queries {
@@ -210,36 +121,41 @@ template <typename KV, int HD, int NT> struct pkv_piece {
   }
 };
 
-template <typename K, int HD, int NT, typename P>
-static __device__ __forceinline__ void pkv_decode_part(const P &p) {
-  typedef typename K::template of<HD> KV;
-  typedef pkv_decode_config<KV, HD> C;
-  extern __shared__ __align__(128) unsigned char memory[];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, tile = blockIdx.y;
-  const int rows = min(NT * 8, pkv_q_len(p) * p.group - tile * NT * 8);
-  const int ring_bytes = p.stages * C::stage_bytes;
-  const bool invariant = pkv_invariant(p);
-  pkv_exchange<HD> x;
-  x.init(memory + PKV_WARPS * ring_bytes, rows, invariant);
-  __syncthreads();
+/* Stores the zeros of rows without tokens, a segment a warp in turn, and walks past them; whether
+   there were any. Such segments are never cut. */
+template <int HD, int NT, typename P>
+static __device__ __forceinline__ bool pkv_pass_empty(pkv_walk &w, const P &p, const pkv_work &work,
+                                                      int rows, int tile, int warp, int lane) {
+  bool any = false;
+  while (w.row >= 0 && w.len == 0) {
+    if ((w.row + w.head) % PKV_WARPS == warp)
+      for (int i = lane; i < rows * (HD / 4); i += 32)
+        pkv_item_store(p, w.row, w.head, tile * NT * 8 + i / (HD / 4), i % (HD / 4) * 4,
+                       pkv_item_neutral());
+    pkv_walk_next(w, p, work);
+    any = true;
+  }
+  return any;
+}
 
-  bool waited = p.wait_first;
-  if (waited) pkv_grid_wait();
-  pkv_work work;
-  work.begin = p.cursors[blockIdx.x];
-  work.end = p.cursors[blockIdx.x + 1];
+/* All pieces of a part, each of them all warps' work. */
+template <typename KV, int HD, int NT, bool EMPTIES, typename P>
+static __device__ __forceinline__ void
+pkv_decode_pieces(const P &p, const pkv_work &work, pkv_exchange<HD> &x, uint32_t ring, bool waited,
+                  int rows, int tile, int warp, int lane, int *units_begin, int *units_end) {
+  typedef pkv_decode_config<KV, HD> C;
+  const bool invariant = pkv_invariant(p);
   pkv_piece<KV, HD, NT> piece;
   pkv_feed<KV, HD> feed;
   pkv_walk_start(piece.walk, p, work);
-  feed.start(piece.walk, p, work, (uint32_t)__cvta_generic_to_shared(memory + warp * ring_bytes),
-             warp, lane);
+  feed.start(piece.walk, p, work, ring, warp, lane);
   if (waited) {
     pkv_grid_release();
     piece.q.start(p, piece.walk, tile, lane);
   }
 
   bool open = false;
-  int slot = 0, filling = p.stages - 1, units_begin = 0, units_end = 0;
+  int slot = 0, filling = p.stages - 1;
   for (;;) {
     /* Before this only plan, table and old tokens are read: where launches overlap, the kernel
        ahead may still be writing q and the newest tokens. */
@@ -264,14 +180,17 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
                 pkv_item_store(p, piece.walk.row, piece.walk.head, tile * NT * 8 + m, d, item);
             });
         ++piece.units;
-        if (invariant && to.starts_cut) units_begin = piece.units;
-        if (invariant && !to.starts_cut && to.ends_cut) units_end = piece.units;
+        if (invariant && to.starts_cut) *units_begin = piece.units;
+        if (invariant && !to.starts_cut && to.ends_cut) *units_end = piece.units;
         if (!last) {
           piece.begin_state(p);
           continue;
         }
         pkv_walk_next(piece.walk, p, work);
       }
+      if (EMPTIES && !invariant &&
+          pkv_pass_empty<HD, NT>(piece.walk, p, work, rows, tile, warp, lane))
+        piece.q.start(p, piece.walk, tile, lane); /* the one read ahead was an empty row's */
       if (piece.walk.row < 0) break;
       open = true;
       piece.to = pkv_target_of(piece.walk, work, invariant);
@@ -295,6 +214,119 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
     slot = slot + 1 == p.stages ? 0 : slot + 1;
     piece.walk.at += PKV_STEP_TOKENS;
   }
+}
+
+/* The pieces of a part of `balanced`. Lengths are read 32 rows at a time, a lane each. */
+struct pkv_short_walk : pkv_alone_walk {
+  int lens, lens_row; /* of rows lens_row, lens_row - 1, ... */
+};
+struct pkv_short_work : pkv_work {
+  int warp, alone; /* alone: most tokens of a piece for one warp */
+};
+
+template <typename P>
+static __device__ __forceinline__ void pkv_short_lens(pkv_short_walk &w, const P &p, int row) {
+  const int lane = threadIdx.x & 31;
+  w.lens_row = row;
+  w.lens = 0;
+  if (row - lane >= 0) w.lens = (int)pkv_load_ahead(p.seq_len + row - lane);
+}
+
+template <typename P>
+static __device__ __forceinline__ void pkv_walk_next(pkv_short_walk &w, const P &p,
+                                                     const pkv_short_work &work) {
+  do {
+    if (--w.head < 0) {
+      w.head = p.cache.kv_heads - 1;
+      if (--w.row < 0) return;
+      if (w.lens_row - w.row >= 32) pkv_short_lens(w, p, w.row);
+      w.len = __shfl_sync(0xffffffffu, w.lens, w.lens_row - w.row);
+    }
+    pkv_walk_enter(w, p, work);
+    if (w.row < 0) return;
+  } while (!w.takes(w.end - w.at, work.alone, work.warp));
+}
+
+template <typename P>
+static __device__ __forceinline__ void pkv_walk_start(pkv_short_walk &w, const P &p,
+                                                      const pkv_short_work &work) {
+  w.row = work.end.row;
+  w.head = work.end.kv_head;
+  w.len = work.end.length;
+  w.next_len = 0;
+  w.number = w.turn = 0;
+  pkv_short_lens(w, p, w.row - 1);
+  if (work.end.unit > 0) {
+    pkv_walk_enter(w, p, work);
+    if (w.row < 0 || w.takes(w.end - w.at, work.alone, work.warp)) return;
+  }
+  pkv_walk_next(w, p, work);
+}
+
+/* As pkv_decode_pieces, where there are many short ones: plain calls. */
+template <typename KV, int HD, typename P>
+static __device__ __forceinline__ void
+pkv_decode_short(const P &p, const pkv_work &part, pkv_exchange<HD> &x, uint32_t ring, bool waited,
+                 int rows, int tile, int warp, int lane) {
+  pkv_short_work work;
+  static_cast<pkv_work &>(work) = part;
+  work.warp = warp;
+  work.alone = PKV_CUDA_ALONE_UNITS * PKV_TILE_TOKENS;
+  pkv_short_walk now;
+  pkv_walk_start(now, p, work);
+  if (waited) pkv_grid_release();
+  pkv_run_pieces<KV, HD>(
+      now, p, work, x, ring, waited, rows, tile, warp, lane,
+      [] {
+        pkv_grid_wait();
+        pkv_grid_release();
+      },
+      [&](const pkv_walk &w, int m, int d, const pkv_item &item) {
+        const pkv_target to = pkv_target_of(w, part, false);
+        if (to.starts_cut || to.ends_cut)
+          pkv_item_to_slot<HD>(pkv_slot<HD>(p, tile, to.slot), m, d, item);
+        else
+          pkv_item_store(p, w.row, w.head, tile * 8 + m, d, item);
+      });
+}
+
+/* Whether a part has many pieces, and pieces are on average no longer than a warp takes alone. */
+static __device__ __forceinline__ bool pkv_is_short(const pkv_cuda_decode_params &p,
+                                                    const pkv_work &work, int64_t total_cost) {
+  const int pieces =
+      (work.end.row - work.begin.row) * p.cache.kv_heads + work.end.kv_head - work.begin.kv_head;
+  return pieces >= PKV_WARPS && total_cost <= (pieces + 1) * p.alone_cost;
+}
+
+/* MANY: with the way for parts of short pieces. */
+template <typename K, int HD, int NT, bool MANY = false, typename P>
+static __device__ __forceinline__ void pkv_decode_part(const P &p) {
+  typedef typename K::template of<HD> KV;
+  typedef pkv_decode_config<KV, HD> C;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, tile = blockIdx.y;
+  const int rows = min(NT * 8, pkv_q_len(p) * p.group - tile * NT * 8);
+  const int ring_bytes = p.stages * C::stage_bytes;
+  unsigned char *ring = memory + warp * ring_bytes;
+  const uint32_t ring_at = (uint32_t)__cvta_generic_to_shared(ring);
+  const bool invariant = pkv_invariant(p);
+  constexpr bool empties = MANY || !pkv_kind_of<P>::plain;
+  pkv_exchange<HD> x;
+  x.init(memory + PKV_WARPS * ring_bytes, rows, invariant);
+  __syncthreads();
+
+  if (p.wait_first) pkv_grid_wait();
+  pkv_work work;
+  work.begin = p.cursors[blockIdx.x];
+  work.end = p.cursors[blockIdx.x + 1];
+  int units_begin = 0, units_end = 0;
+  if (MANY && pkv_is_short(p, work, *p.total_cost))
+    pkv_decode_short<KV, HD>(p, work, x, ring_at, p.wait_first, rows, tile, pkv_from_here(warp),
+                             pkv_from_here(lane));
+  else
+    pkv_decode_pieces<KV, HD, NT, empties>(p, work, x, ring_at, p.wait_first, rows, tile,
+                                           pkv_from_here(warp), pkv_from_here(lane), &units_begin,
+                                           &units_end);
   pkv_copy_wait<0>();
 
   if (invariant) { /* the cut segments, now that all warps' states are out */
@@ -302,18 +334,26 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
     if (units_begin > 0) pkv_merge_chunks<HD>(p, work.begin.merge, tile, units_begin, rows);
     return;
   }
+  /* A segment that was cut before: its last piece is here, or perhaps a group's. */
   const bool ends_here = work.begin.row != work.end.row || work.begin.kv_head != work.end.kv_head;
+  if (work.begin.unit == 0 || (!ends_here && work.begin.unit == work.end.unit)) return;
+  const pkv_plan_merge to = p.merges[work.begin.merge];
   __syncwarp();
-  if (work.begin.unit > 0 && ends_here) /* a segment that was cut */
-    pkv_fold_segment<HD>(p, p.merges[work.begin.merge], tile, rows, memory + warp * ring_bytes,
-                         ring_bytes, warp, lane);
+  if (to.count > PKV_GROUPS_FROM)
+    pkv_fold_groups<HD>(p, to, work.begin.slot - to.first_slot, tile, rows, ring, ring_bytes, warp,
+                        lane);
+  else if (ends_here)
+    pkv_fold_segment<HD>(p, to, tile, rows, ring, ring_bytes, warp, lane);
 }
 
 template <typename K, int HD, int NT>
 __global__ void __launch_bounds__(PKV_THREADS,
                                   pkv_decode_config<typename K::template of<HD>, HD>::ctas)
     pkv_cuda_decode(const __grid_constant__ pkv_cuda_decode_params p) {
-  pkv_decode_part<K, HD, NT>(p);
+  if (NT == 1 && p.many)
+    pkv_decode_part<K, HD, 1, true>(*(const pkv_plain_params *)&p);
+  else
+    pkv_decode_part<K, HD, NT>(p);
 }
 
 template <typename K, int HD>

@@ -9,7 +9,8 @@
  * Between CTAs, the pieces of a segment that was cut, in slot order. The CTA with the last piece
  * folds. Its partners leave their states in slots that hold PKV_CUDA_EMPTY in every word before, so
  * that a word that differs has arrived: no fence, no counter, no second trip. It waits for CTAs
- * before it in the grid only, which have been started before it, and empties the slots again.
+ * before it in the grid only, which have been started before it, and empties the slots again. Of
+ * very many pieces, CTAs among them have folded groups before.
  * Batch-invariant plans and the seed's fused merge have a slot for each chunk or split; there
  * arrivals are counted.
  */
@@ -21,6 +22,7 @@
 #define PKV_TURN_ROWS   8         /* query rows that are folded together at most */
 #define PKV_FOLD_PIECES 64        /* pieces of a cut segment whose states are read together */
 #define PKV_FOLD_BATCH  8         /* chunks of one, where arrivals are counted */
+#define PKV_GROUPS_FROM 48        /* pieces of a segment, above which groups are folded first */
 #define PKV_PATIENCE    (1 << 20) /* reads of an empty slot, about a second, before it is a fault */
 
 template <int HD> struct pkv_fold {
@@ -326,23 +328,35 @@ static __device__ __forceinline__ void pkv_copy_pieces(uint32_t to, const float 
   pkv_copy_commit();
 }
 
+/* Whether any word of the rows of slots at `pieces` is empty. The whole warp. */
+template <int HD>
+static __device__ __noinline__ bool pkv_any_empty(const float *pieces, int count, int lane) {
+  bool empty = false;
+#pragma unroll 1
+  for (int i = lane; i < count * (pkv_slot_row<HD>::floats / 4); i += 32)
+    empty |= pkv_is_empty(((const float4 *)pieces)[i]);
+  return __any_sync(0xffffffffu, empty);
+}
+
 /*
  * Folds into sum the rows of slots at `pieces`, in order: lanes have their m and l, two each, and
- * each lane dimensions lane * 4 + 128 i. False, and sum is of no use, if a word has not arrived.
+ * each lane dimensions lane * 4 + 128 i. False, and sum is of no use, if a word has not arrived: it
+ * is a NaN and makes the sum one. So do others; only if `exact` are words looked at for that.
  */
 template <int HD>
 static __device__ __forceinline__ bool pkv_fold_rows(pkv_item sum[(HD + 127) / 128],
-                                                     const float *pieces, int count, int lane) {
-  constexpr int pitch = pkv_slot_row<HD>::floats, parts = (HD + 127) / 128;
+                                                     const float *pieces, int count, int lane,
+                                                     bool exact) {
+  constexpr int pitch = pkv_slot_row<HD>::floats, parts = (HD + 127) / 128, turn = 8;
   float4 stats[2];
   float high = sum[0].m, weight[2], l = 0.0f;
-  bool empty = false;
+  bool missing = false;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int k = lane + i * 32;
     stats[i] = k < count ? *(const float4 *)(pieces + k * pitch + HD)
                          : make_float4(-CUDART_INF_F, 0, 0, 0);
-    empty |= pkv_is_empty(stats[i]);
+    missing |= pkv_is_empty(stats[i]);
     high = fmaxf(high, stats[i].x);
   }
 #pragma unroll
@@ -363,29 +377,85 @@ static __device__ __forceinline__ bool pkv_fold_rows(pkv_item sum[(HD + 127) / 1
     sum[i].l = sum[i].l * shrink + l;
     pkv_scale4(sum[i].acc, shrink);
   }
-#pragma unroll 8
-  for (int k = 0; k < count; ++k) {
-    const float w = __shfl_sync(0xffffffffu, k < 32 ? weight[0] : weight[1], k & 31);
+  const auto add = [&](int k, float of) {
+    const float w = __shfl_sync(0xffffffffu, of, k);
 #pragma unroll
-    for (int i = 0; i < parts; ++i) {
-      const float4 a = *(const float4 *)(pieces + k * pitch + min(i * 128 + lane * 4, HD - 4));
-      empty |= pkv_is_empty(a);
-      pkv_add4(sum[i].acc, a, w);
-    }
+    for (int i = 0; i < parts; ++i)
+      pkv_add4(sum[i].acc, *(const float4 *)(pieces + k * pitch + min(i * 128 + lane * 4, HD - 4)),
+               w);
+  };
+  int k = 0;
+#pragma unroll 1
+  for (; k + turn <= count; k += turn) {
+    const float of = k < 32 ? weight[0] : weight[1];
+#pragma unroll
+    for (int j = 0; j < turn; ++j)
+      add(k + j, of);
   }
-  return !__any_sync(0xffffffffu, empty);
+#pragma unroll 1
+  for (; k < count; ++k)
+    add(k, k < 32 ? weight[0] : weight[1]);
+#pragma unroll
+  for (int i = 0; i < parts; ++i) {
+    const float4 a = sum[i].acc;
+    missing |= a.x != a.x || a.y != a.y || a.z != a.z || a.w != a.w;
+  }
+  if (!__any_sync(0xffffffffu, missing)) return true;
+  return exact && !pkv_any_empty<HD>(pieces, count, lane);
 }
 
 /* Leaves row m of `count` slots empty. */
 template <int HD>
 static __device__ __forceinline__ void pkv_empty_pieces(float *row, int64_t step, int count,
                                                         int lane) {
+  constexpr int vectors = pkv_slot_row<HD>::floats / 4;
+  constexpr int turns = vectors < 32 ? 1 : vectors / 32, rest = vectors < 32 ? 0 : vectors % 32;
   const uint4 empty = make_uint4(PKV_CUDA_EMPTY, PKV_CUDA_EMPTY, PKV_CUDA_EMPTY, PKV_CUDA_EMPTY);
+  if (lane < vectors)
 #pragma unroll 4
-  for (int k = 0; k < count; ++k)
+    for (int k = 0; k < count; ++k)
 #pragma unroll
-    for (int i = lane; i < pkv_slot_row<HD>::floats / 4; i += 32)
-      *(uint4 *)(row + k * step + i * 4) = empty;
+      for (int i = 0; i < turns; ++i)
+        *(uint4 *)(row + k * step + (i * 32 + lane) * 4) = empty;
+  if (rest > 0)
+#pragma unroll 1
+    for (int i = lane; i < count * rest; i += 32) { /* what is left over, of all pieces */
+      const int k = i / (rest > 0 ? rest : 1), v = vectors - rest + i % (rest > 0 ? rest : 1);
+      *(uint4 *)(row + k * step + v * 4) = empty;
+    }
+}
+
+/*
+ * Folds `count` slots from `row` on, `step` floats apart, into sum, in order: waits for each. The
+ * caller empties them. The whole warp, with `room` bytes of `memory` of its own.
+ */
+template <int HD, typename P>
+static __device__ __forceinline__ void
+pkv_fold_run(pkv_item sum[(HD + 127) / 128], const P &p, int segment_row, const float *row,
+             int64_t step, int count, unsigned char *memory, int room, int lane) {
+  constexpr int parts = (HD + 127) / 128, row_bytes = pkv_slot_row<HD>::floats * 4;
+  const int most = min(PKV_FOLD_PIECES, room / row_bytes);
+  for (int k = 0; k < count; k += most) {
+    const int here = min(most, count - k);
+    pkv_item before[parts];
+#pragma unroll
+    for (int i = 0; i < parts; ++i)
+      before[i] = sum[i];
+    int patience = PKV_PATIENCE;
+    for (;;) {
+      pkv_copy_pieces<HD>((uint32_t)__cvta_generic_to_shared(memory), row + k * step, step, here,
+                          lane);
+      pkv_copy_wait<0>();
+      __syncwarp();
+      const bool exact = patience % 16 == 1; /* now and then: a result may be a NaN */
+      if (pkv_fold_rows<HD>(sum, (const float *)memory, here, lane, exact) || --patience == 0)
+        break;
+#pragma unroll
+      for (int i = 0; i < parts; ++i)
+        sum[i] = before[i];
+    }
+    if (patience == 0 && lane == 0) atomicMax(p.fault, 1 + segment_row);
+  }
 }
 
 /*
@@ -396,39 +466,65 @@ static __device__ __forceinline__ void pkv_empty_pieces(float *row, int64_t step
 template <int HD, typename P>
 static __device__ void pkv_fold_segment(const P &p, const pkv_plan_merge &to, int tile, int rows,
                                         unsigned char *memory, int room, int warp, int lane) {
-  constexpr int parts = (HD + 127) / 128, row_bytes = pkv_slot_row<HD>::floats * 4;
+  constexpr int parts = (HD + 127) / 128;
   const int64_t step = p.tile_rows * pkv_slot_row<HD>::floats;
-  const int most = min(PKV_FOLD_PIECES, room / row_bytes);
   for (int m = warp; m < rows; m += PKV_WARPS) {
     float *row = pkv_slot<HD>(p, tile, to.first_slot) + m * pkv_slot_row<HD>::floats;
     pkv_item sum[parts];
 #pragma unroll
     for (int i = 0; i < parts; ++i)
       sum[i] = pkv_item_neutral();
-    for (int k = 0; k < to.count; k += most) {
-      const int here = min(most, to.count - k);
-      pkv_item before[parts];
-#pragma unroll
-      for (int i = 0; i < parts; ++i)
-        before[i] = sum[i];
-      int patience = PKV_PATIENCE;
-      for (;;) {
-        pkv_copy_pieces<HD>((uint32_t)__cvta_generic_to_shared(memory), row + k * step, step, here,
-                            lane);
-        pkv_copy_wait<0>();
-        __syncwarp();
-        if (pkv_fold_rows<HD>(sum, (const float *)memory, here, lane) || --patience == 0) break;
-#pragma unroll
-        for (int i = 0; i < parts; ++i)
-          sum[i] = before[i];
-      }
-      if (patience == 0 && lane == 0) atomicMax(p.fault, 1 + to.row);
-    }
+    pkv_fold_run<HD>(sum, p, to.row, row, step, to.count, memory, room, lane);
 #pragma unroll
     for (int i = 0; i < parts; ++i)
       if (i * 128 + lane * 4 < HD)
         pkv_item_store(p, to.row, to.kv_head, tile * p.tile_rows + m, i * 128 + lane * 4, sum[i]);
     pkv_empty_pieces<HD>(row, step, to.count, lane);
+  }
+}
+
+/*
+ * A segment of more than PKV_GROUPS_FROM pieces: of each PKV_CUDA_GROUP_PIECES, counted from the
+ * segment's first, the CTA with the last one folds them all into a slot of the group; the CTA with
+ * the segment's last piece folds the groups and the pieces behind them. For the CTA with `piece`.
+ * Not inline: what few launches need must not make the others' code longer.
+ */
+template <int HD, typename P>
+static __device__ __noinline__ void pkv_fold_groups(const P &p, pkv_plan_merge to, int piece,
+                                                    int tile, int rows, unsigned char *memory,
+                                                    int room, int warp, int lane) {
+  constexpr int parts = (HD + 127) / 128, row_floats = pkv_slot_row<HD>::floats;
+  constexpr int group = PKV_CUDA_GROUP_PIECES;
+  const bool ends = piece == to.count - 1;
+  if (!ends && (piece + 1) % group != 0) return;
+  const int groups = ends ? piece / group : 0; /* all that others fold */
+  const int first = ends ? groups * group : piece + 1 - group;
+  /* Runs of `group` slots that do not meet have last slots in different multiples of `group`. */
+  const int group_slot = p.group_slots_at + (to.first_slot + group - 1) / group;
+  const int64_t step = p.tile_rows * row_floats;
+  for (int m = warp; m < rows; m += PKV_WARPS) {
+    float *of_groups = pkv_slot<HD>(p, tile, group_slot) + m * row_floats;
+    float *of_pieces = pkv_slot<HD>(p, tile, to.first_slot + first) + m * row_floats;
+    pkv_item sum[parts];
+#pragma unroll
+    for (int i = 0; i < parts; ++i)
+      sum[i] = pkv_item_neutral();
+#pragma unroll 1
+    for (int run = 0; run < 2; ++run)
+      pkv_fold_run<HD>(sum, p, to.row, run ? of_pieces : of_groups, step,
+                       run ? piece + 1 - first : groups, memory, room, lane);
+    float *out = of_groups + piece / group * step - m * row_floats;
+#pragma unroll
+    for (int i = 0; i < parts; ++i) {
+      const int d = i * 128 + lane * 4;
+      if (d >= HD) continue;
+      if (ends)
+        pkv_item_store(p, to.row, to.kv_head, tile * p.tile_rows + m, d, sum[i]);
+      else
+        pkv_item_to_slot<HD>(out, m, d, sum[i]);
+    }
+    pkv_empty_pieces<HD>(of_groups, step, groups, lane);
+    pkv_empty_pieces<HD>(of_pieces, step, piece + 1 - first, lane);
   }
 }
 

@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(PKV_THREADS)
     return;
   }
   const pkv_tree_rank *rank = s.view.ranks + rank_id;
-  const int depth = rank->depth, row = rank->row;
+  const int depth = rank->depth;
   if (threadIdx.x < depth)
     runs[threadIdx.x] = pkv_tree_node_states(&s.view, rank->path[threadIdx.x], rank_id, head);
   if (threadIdx.x == depth) runs[depth] = pkv_tree_private_states(&s.view, rank_id, head);
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(PKV_THREADS)
           pkv_item_fold(sum, {stats.x, stats.y, pkv_load_state(at + k * step + d)});
         }
       }
-      if (part * 128 + lane * 4 < HD) pkv_item_store(p, row, head, m, d, sum);
+      if (part * 128 + lane * 4 < HD) pkv_item_store(p, rank->row, head, m, d, sum);
     }
 }
 

@@ -156,6 +156,13 @@ static __device__ __forceinline__ uint32_t pkv_load_ahead(const void *at) {
   return x;
 }
 
+/* x, as if it came from elsewhere: what is computed of it stays behind this, so that one way of a
+   kernel does not hold registers for another. */
+static __device__ __forceinline__ int pkv_from_here(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 /* Through L2: what other CTAs have written. */
 static __device__ __forceinline__ float4 pkv_load_state(const void *at) {
   return __ldcg((const float4 *)at);

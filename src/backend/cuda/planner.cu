@@ -21,13 +21,38 @@
 #define PLANNER_THREADS 1024
 #define PLANNER_ROWS    4096 /* of a plan that is made in shared memory */
 
+/* Division of 31 bits by what the host knows: a product and a shift. */
+struct planner_divisor {
+  uint32_t factor, shift;
+};
+
+static planner_divisor divisor_of(uint32_t d) {
+  planner_divisor by = {0, 31};
+  while (by.shift < 63 && (UINT64_C(1) << (by.shift - 31)) < d)
+    ++by.shift;
+  by.factor = (uint32_t)((UINT64_C(1) << by.shift) / d + 1);
+  return by;
+}
+
+static __device__ __forceinline__ uint32_t divide(uint32_t x, const planner_divisor &by) {
+  return (uint32_t)((uint64_t)x * by.factor >> by.shift);
+}
+
+/* x / d for quotients below 2^20, of 31 bits each. */
+static __device__ __forceinline__ uint32_t divide_small(uint32_t x, uint32_t d) {
+  uint32_t q = (uint32_t)(__uint2float_rz(x) * __frcp_rz(__uint2float_ru(d))); /* or 1 less */
+  return x - q * d >= d ? q + 1 : q;
+}
+
 struct planner_args {
   struct pkv_plan header; /* as the host prepared it: all but what the lengths decide */
   struct pkv_plan *plan;
   const int32_t *seq_len;
   int32_t max_seq_len;
   pkv_cuda_workspace workspace;
-  int32_t in_shared; /* the plan's bytes are made in shared memory */
+  int32_t in_shared;               /* the plan's bytes are made in shared memory */
+  uint32_t empty_cost;             /* of a segment without units */
+  planner_divisor parts, two_unit; /* the plan's, and twice its unit_cost */
 };
 
 /* Sums over the CTA: `before` of the threads before this one. Not inlined: what a step pays for is
@@ -228,8 +253,8 @@ static __device__ __forceinline__ uint32_t quick_units(const struct pkv_plan &h,
   return (((uint32_t)len + 63) >> 6) - ((uint32_t)first >> 6);
 }
 
-static __device__ __forceinline__ uint32_t quick_segment(const struct pkv_plan &h, int32_t len) {
-  return h.segment_cost + quick_units(h, len) * h.unit_cost;
+static __device__ __forceinline__ uint32_t quick_segment(const planner_args &a, uint32_t units) {
+  return units == 0 ? a.empty_cost : a.header.segment_cost + units * a.header.unit_cost;
 }
 
 /* The warps that cut meet; the others are copying. */
@@ -274,7 +299,7 @@ static __device__ __forceinline__ uint32_t quick_rows(const planner_args &a, uns
 #pragma unroll 1
   for (int row = from; row < to; ++row) {
     row_cost[row] = make_uint2(sum, 0);
-    sum += (uint32_t)h.kv_heads * quick_segment(h, seq_len[row]);
+    sum += (uint32_t)h.kv_heads * quick_segment(a, quick_units(h, seq_len[row]));
   }
   uint32_t inclusive = scan_warp(sum, lane);
   if (lane == 31) sums[warp] = inclusive;
@@ -292,13 +317,14 @@ struct quick_cursor {
   uint32_t row, head, unit;
 };
 
-static __device__ __forceinline__ quick_cursor quick_cut(const struct pkv_plan &h,
+static __device__ __forceinline__ quick_cursor quick_cut(const planner_args &a,
                                                          const unsigned char *image, uint32_t total,
                                                          int p) {
+  const struct pkv_plan &h = a.header;
   const uint2 *row_cost = (const uint2 *)(image + h.row_cost_at);
   const int32_t *seq_len = (const int32_t *)(image + h.seq_len_at);
-  const uint32_t parts = (uint32_t)h.parts, each = total / parts;
-  const uint32_t c = p * each + p * (total - each * parts) / parts;
+  const uint32_t each = divide(total, a.parts), rest = total - each * (uint32_t)h.parts;
+  const uint32_t c = p * each + divide(p * rest, a.parts);
   int low = 0, high = h.rows;
 #pragma unroll 1
   while (high - low > 1) {
@@ -309,10 +335,10 @@ static __device__ __forceinline__ quick_cursor quick_cut(const struct pkv_plan &
       high = middle;
   }
   const uint32_t units = quick_units(h, seq_len[low]), in_row = c - row_cost[low].x;
-  const uint32_t segment = h.segment_cost + units * h.unit_cost;
-  uint32_t head = in_row / segment, unit = 0;
+  const uint32_t segment = quick_segment(a, units);
+  uint32_t head = divide_small(in_row, segment), unit = 0;
   const int32_t x = (int32_t)(in_row - head * segment - h.segment_cost);
-  if (x > 0) unit = (2 * (uint32_t)x + h.unit_cost) / (2 * h.unit_cost);
+  if (x > 0) unit = divide(2 * (uint32_t)x + h.unit_cost, a.two_unit);
   if (unit > 0 && unit == units) {
     unit = 0;
     ++head;
@@ -332,7 +358,7 @@ static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigne
   if (p >= h.parts)
     c.row = (uint32_t)h.rows;
   else if (p > 0)
-    c = quick_cut(h, image, total, p);
+    c = quick_cut(a, image, total, p);
   const uint32_t key = c.row * (uint32_t)h.kv_heads + c.head;
   const bool same = __shfl_up_sync(0xffffffffu, key, 1) == key;
   const bool last = __shfl_down_sync(0xffffffffu, key, 1) != key;
@@ -433,9 +459,9 @@ static bool is_quick(int *threads, const struct pkv_plan *h, int32_t max_seq_len
       (double)h->rows * h->kv_heads * (h->segment_cost + (double)units * h->unit_cost);
   const int cutters = h->parts / QUICK_CUTS + 1;
   *threads = h->rows <= 512 ? 512 : PLANNER_THREADS;
-  return h->rows > 0 && !(h->flags & PKV_PLAN_BATCH_INVARIANT) && h->unit_tokens == 64 &&
-         most < 0x7fffffff && (double)units * 2 * h->unit_cost < 0x7fffffff &&
-         cutters < *threads / 32;
+  return h->rows > 0 && h->kv_heads < 1 << 20 && !(h->flags & PKV_PLAN_BATCH_INVARIANT) &&
+         h->unit_tokens == 64 && most < 0x7fffffff &&
+         (double)units * 2 * h->unit_cost < 0x7fffffff && cutters < *threads / 32;
 }
 
 extern "C" cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, void *plan,
@@ -443,11 +469,16 @@ extern "C" cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, vo
                                                const pkv_cuda_workspace *workspace, int32_t sms,
                                                int32_t dependent, cudaStream_t stream) {
   const bool in_shared = header->rows <= PLANNER_ROWS && header->plan_bytes <= image_limit;
-  planner_args args = {*header,  (struct pkv_plan *)plan, seq_len, max_seq_len, *workspace,
-                       in_shared};
+  const pkv_plan_core core = pkv_plan_core_of(header);
+  planner_args args = {*header,   (struct pkv_plan *)plan,  seq_len, max_seq_len, *workspace,
+                       in_shared, (uint32_t)core.empty_cost};
   void *arguments[] = {&args};
   int threads;
   const bool quick = is_quick(&threads, header, max_seq_len) && in_shared;
+  if (quick) {
+    args.parts = divisor_of((uint32_t)header->parts);
+    args.two_unit = divisor_of(2 * header->unit_cost);
+  }
   return pkv_cuda_launch_kernel(
       quick ? (const void *)planner_quick : (const void *)planner,
       dim3(workspace->slots ? (unsigned)sms : 1), (unsigned)(quick ? threads : PLANNER_THREADS),

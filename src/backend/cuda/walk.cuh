@@ -36,6 +36,8 @@ static __device__ __forceinline__ constexpr bool pkv_is_plain(const pkv_plain_pa
 static __device__ __forceinline__ constexpr bool pkv_is_plain(const pkv_cuda_decode_params &) {
   return false;
 }
+template <typename P> struct pkv_kind_of { static constexpr bool plain = false; };
+template <> struct pkv_kind_of<pkv_plain_params> { static constexpr bool plain = true; };
 PKV_PARAM(int, q_len, 1)
 PKV_PARAM(int, window, 0)
 PKV_PARAM(float, soft_cap, 0.0f)
