@@ -273,6 +273,30 @@ static __device__ __forceinline__ void prefetch_l2(const void *at) {
   asm volatile("prefetch.global.L2 [%0];\n" ::"l"(at));
 }
 
+/* As quick_rows, where no thread has two rows. */
+static __device__ __forceinline__ uint32_t quick_few_rows(const planner_args &a,
+                                                          unsigned char *image, int warp,
+                                                          int lane) {
+  __shared__ uint32_t sums[32];
+  const struct pkv_plan &h = a.header;
+  uint2 *row_cost = (uint2 *)(image + h.row_cost_at);
+  const int row = threadIdx.x;
+  uint32_t cost = 0;
+  if (row < h.rows) {
+    const int32_t len = min(max(0, __ldcg(a.seq_len + row)), a.max_seq_len);
+    ((int32_t *)(image + h.seq_len_at))[row] = len;
+    cost = (uint32_t)h.kv_heads * quick_segment(a, quick_units(h, len));
+  }
+  uint32_t inclusive = scan_warp(cost, lane);
+  if (lane == 31) sums[warp] = inclusive;
+  __syncthreads();
+  const uint32_t total = scan_warps(&inclusive, sums, blockDim.x / 32, warp, lane);
+  if (row < h.rows) row_cost[row] = make_uint2(inclusive - cost, 0);
+  if (row == 0) row_cost[h.rows] = make_uint2(total, 0);
+  __syncthreads();
+  return total;
+}
+
 /* Lengths and prefix sums into the image; returns the total. Ends with a barrier. */
 static __device__ __forceinline__ uint32_t quick_rows(const planner_args &a, unsigned char *image,
                                                       int warp, int lane) {
@@ -347,7 +371,7 @@ static __device__ __forceinline__ quick_cursor quick_cut(const planner_args &a,
   return {(uint32_t)low, head, unit};
 }
 
-/* Cursors, merges and header, to the image and from there to the plan. The warps that cut. */
+/* Cursors to the plan; merges and header to the image and from there to it. The warps that cut. */
 static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigned char *image,
                                                   uint32_t total, int cutters, int warp, int lane) {
   __shared__ uint32_t sums[32];
@@ -374,7 +398,7 @@ static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigne
   const int merge = c.unit > 0 ? segments - 1 : -1;
   const int slot = c.unit > 0 ? cuts + segments - 1 : -1;
   if ((lane > 0 && lane < 31 && p <= h.parts) || p == 0 || p == h.parts) {
-    int2 *out = (int2 *)(image + h.cursors_at) + p * 3;
+    int2 *out = (int2 *)((unsigned char *)a.plan + h.cursors_at) + p * 3;
     const int length =
         c.row < (uint32_t)h.rows ? ((const int32_t *)(image + h.seq_len_at))[c.row] : 0;
     out[0] = make_int2((int)c.row, (int)c.head);
@@ -400,8 +424,10 @@ static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigne
 #pragma unroll 1
   for (int i = used + thread; i < h.parts - 1; i += threads)
     merges_out[i] = make_int4(0, 0, 0, 0);
+  const int64_t behind = h.cursors_at + (h.parts + 1) * (int64_t)sizeof(pkv_plan_cursor);
+  if (thread < (int)(h.merges_at - behind) / 8) /* padding, less than a thread's each */
+    ((int2 *)((unsigned char *)a.plan + behind))[thread] = make_int2(0, 0);
   copy_out(a.plan, image, 0, h.seq_len_at, thread, threads);
-  copy_out(a.plan, image, h.cursors_at, h.merges_at, thread, threads);
   copy_out(a.plan, image, h.merges_at + (h.parts - 1) * 16, h.plan_bytes, thread, threads);
 }
 
@@ -430,7 +456,8 @@ static __global__ void __launch_bounds__(PLANNER_THREADS)
   pkv_grid_wait();
   pkv_grid_release(); /* what comes next may be launched, and waits for this grid's end */
   const int cutters = h.parts / QUICK_CUTS + 1;
-  const uint32_t total = quick_rows(a, image, warp, lane);
+  const uint32_t total =
+      h.rows <= threads ? quick_few_rows(a, image, warp, lane) : quick_rows(a, image, warp, lane);
   if (warp < cutters) {
     quick_cuts(a, image, total, cutters, warp, lane);
     return;
