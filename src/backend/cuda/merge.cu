@@ -33,11 +33,14 @@ __global__ void __launch_bounds__(PKV_THREADS)
   const pkv_cuda_decode_params &p = s.base;
   const int rank_id = blockIdx.x, head = blockIdx.y, states = p.q_len * p.group;
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
-  if (pkv_shares_nothing(s)) { /* the kernel ahead has written all */
-    pkv_grid_wait();
+  const uint32_t nodes = pkv_load_ahead(&s.view.tree->nodes);
+  const bool stored = pkv_tree_stored(&s.view, rank_id, head);
+  if (s.has_line && nodes == 0) { /* the kernel ahead writes all: one CTA ends behind it */
+    pkv_grid_release();
+    if (rank_id == 0 && head == 0) pkv_grid_wait();
     return;
   }
-  if (pkv_tree_stored(&s.view, rank_id, head)) { /* by the kernel ahead, which has to be through */
+  if (stored) { /* by the kernel ahead, which has to be through */
     pkv_grid_wait();
     return;
   }

@@ -159,8 +159,6 @@ __global__ void __launch_bounds__(pkv_node_config<HD>::threads, 1)
   extern __shared__ __align__(128) unsigned char unaligned[];
   const uint32_t there = (uint32_t)__cvta_generic_to_shared(unaligned);
   const uint32_t memory = (there + 1023u) & ~1023u, barriers = memory + C::barriers_at;
-  int nodes = -1; /* read early, where the plan is complete */
-  if (s.has_line && !s.base.wait_first) nodes = s.view.tree->nodes;
   if (threadIdx.x < C::barriers) {
     const int i = threadIdx.x, query = 4 * C::stages;
     const bool full = i < query ? i % (2 * C::stages) < C::stages : i == query;
@@ -172,14 +170,7 @@ __global__ void __launch_bounds__(pkv_node_config<HD>::threads, 1)
   __syncthreads();
   /* Else the feeding warps wait: those of K and V before tokens that may still be written, those of
      the query before they read it. What comes out of it is stored later still. */
-  if (s.base.wait_first) {
-    pkv_grid_wait();
-    if (s.has_line) nodes = s.view.tree->nodes;
-  }
-  if (nodes == 0) { /* the next kernel does it all, and reads what the one ahead has written */
-    pkv_grid_wait();
-    return;
-  }
+  if (s.base.wait_first) pkv_grid_wait();
   const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
   if (warp < 4) {
     pkv_registers_less<C::feeder_registers>();

@@ -166,7 +166,12 @@ static __device__ void pkv_node_feed_query(const pkv_cuda_shared_params &s, uint
     pkv_barrier_arrive(full);
     parity ^= 1;
   }
-  if (!waited) pkv_grid_wait(); /* the kernel behind reads what the one ahead has written */
+  if (waited) return;
+  /* The kernel behind reads what the one ahead has written: all CTAs wait for that. Where nothing
+     is shared it waits for this kernel's end before it does, and one CTA makes that late enough. */
+  const bool nothing = pkv_shares_nothing(s);
+  if (nothing) pkv_grid_release();
+  if (!nothing || blockIdx.x == 0) pkv_grid_wait();
 }
 #endif
 

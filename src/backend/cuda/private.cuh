@@ -69,6 +69,27 @@ static __device__ __forceinline__ void pkv_walk_next(pkv_private_walk &w, const 
   ++w.number;
 }
 
+static __device__ __forceinline__ uint4 pkv_load_ahead4(const void *at) {
+  uint4 x;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "l"(at));
+  return x;
+}
+
+/* Read at once, whatever comes of it. */
+static __device__ __forceinline__ pkv_private_cursor
+pkv_private_cursor_at(const pkv_private_cursor *from) {
+  static_assert(sizeof(pkv_private_cursor) == 32, "two vectors");
+  union {
+    pkv_private_cursor cursor;
+    uint4 half[2];
+  } c;
+  c.half[0] = pkv_load_ahead4(from);
+  c.half[1] = pkv_load_ahead4((const uint4 *)from + 1);
+  return c.cursor;
+}
+
 template <typename K, int HD>
 __global__ void __launch_bounds__(PKV_THREADS,
                                   pkv_decode_config<typename K::template of<HD>, HD>::ctas)
@@ -77,11 +98,18 @@ __global__ void __launch_bounds__(PKV_THREADS,
   typedef pkv_decode_config<KV, HD> C;
   extern __shared__ __align__(128) unsigned char memory[];
   const pkv_cuda_decode_params &p = s.base;
-  /* The node kernel has ended or waited for the plan: it may be read. */
+  /* The node kernel has ended or waited for the plan: it may be read. Read beside the cursors, this
+     word would cost some batches that share less, and those that share nothing 2 to 5 % more. */
   if (pkv_shares_nothing(s)) {
     pkv_decode_part<K, HD, 1>(*(const pkv_plain_params *)&s.line);
     return;
   }
+  /* The last halves first: those at the front belong to parts with node work and are empty, and
+     CTAs that the first wave has no room for start when the node kernel ends. */
+  const int half = 2 * s.parts - 1 - (int)blockIdx.x;
+  pkv_private_walk now;
+  now.at_cursor = pkv_private_cursor_at(s.view.private_cursors + half);
+  const pkv_private_cursor end = pkv_private_cursor_at(s.view.private_cursors + half + 1);
   const int warp = threadIdx.x / 32, lane = threadIdx.x & 31, tile = blockIdx.y;
   const int states = p.q_len * p.group, rows = min(8, states - tile * 8);
   const int ring_bytes = p.stages * C::stage_bytes;
@@ -89,14 +117,7 @@ __global__ void __launch_bounds__(PKV_THREADS,
   x.init(memory + PKV_WARPS * ring_bytes, rows, false);
   __syncthreads();
   pkv_grid_release();
-
-  /* The node kernel has waited for all before it; what it writes itself is not read here. */
-  /* The last halves first: those at the front belong to parts with node work and are empty, and
-     CTAs that the first wave has no room for start when the node kernel ends. */
-  const int half = 2 * s.parts - 1 - (int)blockIdx.x;
-  pkv_private_walk now;
-  now.at_cursor = s.view.private_cursors[half];
-  pkv_private_work work = {&s.view, s.view.private_cursors[half + 1], warp, 0};
+  pkv_private_work work = {&s.view, end, warp, 0};
   const int pieces = (work.end.rank - now.at_cursor.rank) * s.view.kv_heads + work.end.kv_head -
                      now.at_cursor.kv_head;
   if (pieces >= PKV_ALONE_PIECES) work.alone = PKV_ALONE_TOKENS;
