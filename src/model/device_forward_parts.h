@@ -81,5 +81,10 @@ pkv_dense_prefill_params pkv_device_pass_chunks(const pkv_device_forward *f, int
                                                 const pkv_device_pass *pass);
 /* Puts plans, layers, head and sampling on the stream. */
 pkv_status pkv_device_pass_run(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err);
+/* Parts of a pass, for measurements: the norm of the residual stream, and what lies between a
+   layer's product for q, k and v and its attention. */
+pkv_status pkv_device_pass_norm(pkv_device_forward *f, int32_t m, const float *weight,
+                                pkv_error *err);
+pkv_status pkv_device_pass_rotate(pkv_device_forward *f, int32_t layer, int32_t m, pkv_error *err);
 
 #endif

@@ -168,7 +168,7 @@ static pkv_status norm(pkv_device_forward *f, int32_t m, const float *bias, cons
   return f->executor->dense->norm(f->executor, &p, f->stream, err);
 }
 
-static pkv_status rotate(pkv_device_forward *f, int32_t layer, int32_t m, pkv_error *err) {
+pkv_status pkv_device_pass_rotate(pkv_device_forward *f, int32_t layer, int32_t m, pkv_error *err) {
   const pkv_hparams *hp = &f->model->hp;
   const pkv_device_layer *l = &f->weights->layers[layer];
   const bool local = pkv_rope_tables(f->model) == 2 && f->model->layers[layer].local;
@@ -194,6 +194,11 @@ static pkv_status rotate(pkv_device_forward *f, int32_t layer, int32_t m, pkv_er
   return f->executor->dense->rope(f->executor, &p, f->stream, err);
 }
 
+pkv_status pkv_device_pass_norm(pkv_device_forward *f, int32_t m, const float *weight,
+                                pkv_error *err) {
+  return norm(f, m, NULL, NULL, weight, err);
+}
+
 static pkv_status run_layer(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
                             pkv_error *err) {
   const pkv_device_layer *l = &f->weights->layers[layer];
@@ -208,7 +213,7 @@ static pkv_status run_layer(pkv_device_forward *f, int32_t layer, const pkv_devi
   PKV_TRY(norm(f, m, NULL, before, l->attn_norm, err));
   PKV_TRY(multiply(f, &l->qkv, &qkv, err));
   if (l->qkv_rest.n > 0) PKV_TRY(multiply(f, &l->qkv_rest, &rest, err));
-  PKV_TRY(rotate(f, layer, m, err));
+  PKV_TRY(pkv_device_pass_rotate(f, layer, m, err));
   PKV_TRY(attend(f, layer, pass, err));
   PKV_TRY(multiply(f, &l->o, &o, err));
   PKV_TRY(norm(f, m, l->o_bias, l->attn_post_norm, l->ffn_norm, err));

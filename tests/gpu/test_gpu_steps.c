@@ -155,6 +155,41 @@ static void put_products(const bench *b, int32_t m) {
   }
 }
 
+/* Which matrix of all layers put_matrix puts. */
+static int matrix;
+static const char *const matrices[] = {"qkv", "o", "gate_up", "down", "head"};
+
+static void put_matrix(const bench *b, int32_t m) {
+  const pkv_device_forward *f = b->forward;
+  for (int32_t i = 0; i < b->weights->layer_count; i++) {
+    const pkv_device_layer *l = &b->weights->layers[i];
+    if (matrix == 0) multiply(b, &l->qkv, m, f->normed, f->qkv, false, PKV_DENSE_NO_GATE);
+    if (matrix == 1) multiply(b, &l->o, m, f->attended, f->x, true, PKV_DENSE_NO_GATE);
+    if (matrix == 2) multiply(b, &l->gate_up, m, f->normed, f->gated, false, PKV_DENSE_SILU);
+    if (matrix == 3) multiply(b, &l->down, m, f->gated, f->x, true, PKV_DENSE_NO_GATE);
+  }
+  if (matrix < 4) return;
+  pkv_dense_matmul_params p = {.w = b->weights->output,
+                               .act = b->weights->act,
+                               .m = m,
+                               .x = f->last,
+                               .x_stride = b->weights->output.k,
+                               .y = f->logits,
+                               .y_stride = f->logit_stride,
+                               .y_f32 = 1};
+  OK(gpu->dense->matmul(gpu, &p, f->stream, err));
+}
+
+/* What lies between the products, attention left out: two norms and a rotation a layer. */
+static void put_between(const bench *b, int32_t m) {
+  pkv_device_forward *f = b->forward;
+  for (int32_t i = 0; i < b->weights->layer_count; i++) {
+    OK(pkv_device_pass_norm(f, m, b->weights->layers[i].attn_norm, err));
+    OK(pkv_device_pass_rotate(f, i, m, err));
+    OK(pkv_device_pass_norm(f, m, b->weights->layers[i].ffn_norm, err));
+  }
+}
+
 /* Milliseconds of a graph of what `put` puts on the stream, the least of a few runs. */
 static double time_graph(const bench *b, void (*put)(const bench *, int32_t), int32_t m) {
   const pkv_device_forward *f = b->forward;
@@ -182,6 +217,30 @@ static void time_products(const bench *b, const char *by) {
   for (size_t i = 0; i < COUNT(rows); i++) {
     const double ms = time_graph(b, put_products, rows[i]), floor = bytes / BYTES_US / 1000.0;
     printf("products,m%d %s,%.3f,%.3f,%.3f,\n", (int)rows[i], by, ms, floor, ms / floor);
+  }
+}
+
+static const pkv_weight *matrix_of(const bench *b, const pkv_device_layer *l) {
+  return matrix == 0   ? &l->qkv
+         : matrix == 1 ? &l->o
+         : matrix == 2 ? &l->gate_up
+         : matrix == 3 ? &l->down
+                       : &b->weights->output;
+}
+
+/* Each matrix of all layers in a graph of its own. */
+static void time_matrices(const bench *b, const char *by) {
+  static const int32_t rows[] = {1, 8, 32, 64};
+  for (size_t i = 0; i < COUNT(rows); i++) {
+    for (matrix = 0; matrix < (int)COUNT(matrices); matrix++) {
+      double bytes = 0.0;
+      for (int32_t j = 0; j < (matrix < 4 ? b->weights->layer_count : 1); j++)
+        bytes += (double)gpu->dense->weight_bytes(matrix_of(b, &b->weights->layers[j]));
+      const double ms = time_graph(b, put_matrix, rows[i]), floor = bytes / BYTES_US / 1000.0;
+      printf("matrix,%s m%d %s,%.3f,%.3f,%.3f,\n", matrices[matrix], (int)rows[i], by, ms, floor,
+             ms / floor);
+    }
+    printf("between,m%d %s,%.3f,,,\n", (int)rows[i], by, time_graph(b, put_between, rows[i]));
   }
 }
 
@@ -399,7 +458,8 @@ static void test_llama_8b(void **state) {
   time_decode(&b, "b8_1k", 8, k1, 1, 0.0f);
   time_decode(&b, "b1_1k top_p", 1, k1, 1, 0.95f); /* of flat logits: tens of thousands of tokens */
   time_decode(&b, "b64_1k top_p", 64, k1, 1, 0.95f);
-  time_products(&b, "library");
+  time_products(&b, "16 bits");
+  time_matrices(&b, "16 bits");
   time_prefill(&b, 2048);
   time_prefill(&b, 8192);
   pkv_device_forward_destroy(b.forward);
@@ -410,6 +470,7 @@ static void test_llama_8b(void **state) {
   time_decode(&b, "b8_1k q4_k_m", 8, k1, 1, 0.0f);
   time_decode(&b, "b64_1k q4_k_m", 64, k1, 1, 0.0f);
   time_products(&b, "q4_k_m");
+  time_matrices(&b, "q4_k_m");
   time_prefill(&b, 2048);
   pkv_device_forward_destroy(b.forward);
   pkv_device_free(gpu, b.packed);

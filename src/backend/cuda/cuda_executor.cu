@@ -35,8 +35,9 @@ static pkv_status device_alloc(void **out, pkv_executor *executor, size_t bytes,
     (void)cudaGetLastError();
     const pkv_cuda_facts facts = pkv_cuda_facts_now();
     return pkv_fail(err, PKV_E_NOMEM, "cudaMalloc",
-                    "cudaMalloc: %zu bytes on the device, %zu of %zu are free", bytes,
-                    facts.free_bytes, facts.bytes);
+                    "cudaMalloc: %zu bytes on the device, %zu of %zu are free: %zu are missing",
+                    bytes, facts.free_bytes, facts.bytes,
+                    bytes > facts.free_bytes ? bytes - facts.free_bytes : 1);
   }
   /* A stream that does not wait for the default one may use it at once. */
   cudaError_t zeroed = cudaMemset(*out, 0, bytes);
@@ -153,7 +154,6 @@ static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t 
   pkv_cuda_tree_params p = {};
   p.desk_bytes = pkv_cuda_state_of(plan->executor)->desk_bytes;
   p.dependent = pkv_cuda_state_of(plan->executor)->dependent;
-  p.beside_planner = p.dependent && plan->line;
   p.input.header = plan->header;
   p.input.tree = plan->tree.header;
   p.input.plan = (struct pkv_plan *)plan->plan;
