@@ -50,9 +50,12 @@ int gpu_suite_model(void);
 int gpu_suite_steps(void);
 /* With the CUDA runtime. */
 int gpu_suite_few(void);
+int gpu_suite_faults(void);
 int gpu_suite_prefill(void);
 int gpu_suite_sample(void);
 int gpu_suite_perf(void);
 int gpu_suite_status(void);
+/* A process of its own: a server whose device can be broken. */
+int gpu_broken_server(void);
 
 #endif

@@ -51,6 +51,7 @@ static const suite suites[] = {
     {"steps", gpu_suite_steps, NOT_FAKE | WHEN_NAMED},
     {"shared", gpu_suite_shared, NOT_FAKE},
     {"few", gpu_suite_few, NOT_FAKE},
+    {"faults", gpu_suite_faults, NOT_FAKE},
     {"prefill", gpu_suite_prefill, NOT_FAKE},
     {"sample", gpu_suite_sample, NOT_FAKE},
     {"status", gpu_suite_status, NOT_FAKE},
@@ -138,6 +139,9 @@ int main(int argc, char **argv) {
     const char *const value = i + 1 < argc ? argv[i + 1] : NULL;
     if (strcmp(argv[i], "--list") == 0) return list();
     if (strcmp(argv[i], "--probe") == 0) return probe();
+#ifdef PKV_HAVE_CUDA
+    if (strcmp(argv[i], "--broken-server") == 0) return gpu_broken_server(); /* test_gpu_faults.c */
+#endif
     if (strcmp(argv[i], "--small") == 0) {
       gpu_opt.small = true;
     } else if (strcmp(argv[i], "--fake") == 0) {

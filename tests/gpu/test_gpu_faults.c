@@ -1,0 +1,387 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What goes wrong on a device, and whom it may touch: padded rows of a graph, too little memory at
+ * the start, and a device that fails under a server.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <arpa/inet.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/socket.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "backend/cuda/dense_launch.h"
+#include "base/clock.h"
+#include "gpu/gpu_case.h"
+#include "model/device_forward_parts.h"
+#include "server/serve.h"
+#include "support/engine_drive.h"
+#include "support/small_llama.h"
+
+enum { REQUESTS = 8, LONGEST = 64, VOCAB = 512 };
+
+static unsigned char *small_model(pkv_model **model, int32_t vocab) {
+  small_llama t = SMALL_LLAMA_INIT;
+  size_t size = 0;
+  t.layers = 2;
+  t.width = 256;
+  t.feed_forward = 512;
+  t.query_heads = 4;
+  t.kv_heads = 2;
+  t.head_dim = 64;
+  t.weight_type = 1;
+  t.context = 512;
+  t.vocab = vocab;
+  t.seed = 5;
+  unsigned char *const bytes = small_llama_bytes(&t, &size);
+  OK(pkv_model_open_memory(model, bytes, size, NULL, err));
+  return bytes;
+}
+
+static pkv_engine_options device_options(void) {
+  pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
+  o.max_rows = REQUESTS;
+  o.max_seq_len = LONGEST;
+  o.cache_tokens = 1024;
+  o.device = PKV_DEVICE_CUDA;
+  o.batch_invariant = 0;
+  o.prefix_sharing = 0;
+  return o;
+}
+
+/* ------------------------------------------------------------------ padded rows */
+
+enum { PAGE = 16, PAGES = 64, MOST = 16, LENGTH = 40 };
+
+typedef struct forward_case {
+  pkv_model *model;
+  pkv_device_weights *weights;
+  pkv_device_forward *forward;
+  pkv_cache caches[2];
+  size_t bytes; /* of the cache */
+  void *storage;
+  int32_t table[MOST][PAGES];
+} forward_case;
+
+static void open_forward(forward_case *c) {
+  pkv_device_forward_options o = {0};
+  OK(pkv_device_weights_create(&c->weights, c->model, gpu, MOST, 0, NULL, err));
+  o.max_tokens = o.max_logits = o.max_rows[0] = MOST;
+  o.max_seq_len = PAGES * PAGE;
+  o.page_tokens = PAGE;
+  o.max_pages = PAGES;
+  o.sampled_vocab = c->model->hp.vocab;
+  o.kv_dtype = c->weights->act;
+  o.shares = true;
+  OK(pkv_device_forward_create(&c->forward, c->model, c->weights, &o, err));
+}
+
+static void attach(forward_case *c) {
+  const pkv_hparams *hp = &c->model->hp;
+  const int64_t page = (int64_t)PAGE * hp->kv_heads * hp->head_dim, each = page * PAGES;
+  c->bytes = (size_t)(2 * hp->layers * each) * 2;
+  OK(pkv_device_alloc(&c->storage, gpu, c->bytes, err));
+  OK(gpu->dense->weight_random(gpu, c->storage, c->weights->act, (int64_t)c->bytes / 2, 3, 1.0f,
+                               NULL, err));
+  OK(pkv_device_synchronize(gpu, NULL, err));
+  for (int32_t i = 0; i < hp->layers; i++) {
+    pkv_cache *const k = &c->caches[i];
+    *k = (pkv_cache)PKV_CACHE_INIT;
+    k->dtype = c->weights->act;
+    k->pages = PAGES;
+    k->page_tokens = PAGE;
+    k->kv_heads = hp->kv_heads;
+    k->head_dim = hp->head_dim;
+    k->k_scale = k->v_scale = 1.0f;
+    k->k_token_stride = k->v_token_stride = hp->head_dim;
+    k->k_head_stride = k->v_head_stride = PAGE * hp->head_dim;
+    k->k_page_stride = k->v_page_stride = page;
+    k->k = (uint16_t *)c->storage + 2 * i * each;
+    k->v = (uint16_t *)k->k + each;
+  }
+  OK(pkv_device_forward_attach(c->forward, c->caches, err));
+}
+
+/* Row r has pages r and MOST + r, MOST + r again to its end; its newest token is number LENGTH. */
+static void decode(forward_case *c, int32_t rows, bool shares) {
+  int32_t ids[MOST], positions[MOST], seq_len[MOST], logit_tokens[MOST], sampled[MOST];
+  int64_t slots[MOST];
+  for (int32_t r = 0; r < rows; r++) {
+    c->table[r][0] = 3 * MOST; /* of all */
+    c->table[r][1] = MOST + r;
+    c->table[r][2] = r;
+    ids[r] = 10 + r;
+    positions[r] = LENGTH - 1;
+    seq_len[r] = LENGTH;
+    slots[r] = (int64_t)r * PAGE + (LENGTH - 1) % PAGE;
+    logit_tokens[r] = r;
+  }
+  const pkv_forward_group group = {.block_table = c->table[0],
+                                   .block_table_stride = PAGES,
+                                   .max_pages = PAGES,
+                                   .rows = rows,
+                                   .q_len = 1,
+                                   .seq_len = seq_len,
+                                   .shares = shares};
+  const pkv_forward_batch batch = {.tokens = rows,
+                                   .ids = ids,
+                                   .positions = positions,
+                                   .slots = slots,
+                                   .groups = &group,
+                                   .group_count = 1,
+                                   .logit_tokens = logit_tokens,
+                                   .logit_count = rows,
+                                   .sampled = sampled};
+  OK(pkv_device_forward_run(c->forward, &batch, err));
+  for (int32_t r = 0; r < rows; r++)
+    assert_in_range(sampled[r], 0, c->model->hp.vocab - 1);
+}
+
+/* Whether byte `at` of the cache belongs to the newest token of one of the rows. */
+static bool is_written(const forward_case *c, size_t at, int32_t rows) {
+  const pkv_hparams *hp = &c->model->hp;
+  const size_t head = (size_t)hp->head_dim * 2, page = (size_t)hp->kv_heads * PAGE * head;
+  const size_t in_half = at % (PAGES * page), token = in_half % page / head % PAGE;
+  return in_half / page < (size_t)rows && token == (LENGTH - 1) % PAGE;
+}
+
+/* Batches whose rows are fewer than their graph's: nothing but their own tokens' places changes. */
+static void test_padded_rows(void **state) {
+  (void)state;
+  static const int32_t counts[] = {1, 3, 5, 9, 11, 16};
+  forward_case c = {0};
+  NEED_GPU();
+  unsigned char *const bytes = small_model(&c.model, VOCAB);
+  open_forward(&c);
+  attach(&c);
+  unsigned char *const before = malloc(c.bytes), *const after = malloc(c.bytes);
+  for (size_t i = 0; i < COUNT(counts); i++)
+    for (int shares = 0; shares < 2; shares++) {
+      size_t changed = 0;
+      gpu_copy(before, c.storage, c.bytes);
+      decode(&c, counts[i], shares != 0);
+      gpu_copy(after, c.storage, c.bytes);
+      for (size_t b = 0; b < c.bytes; b++) {
+        if (before[b] == after[b]) continue;
+        if (!is_written(&c, b, counts[i]))
+          fail_msg("%d rows, shares %d: byte %zu of the cache changed", (int)counts[i], shares, b);
+        changed++;
+      }
+      if (shares == 0 && i == 0) assert_true(changed > 0);
+    }
+  free(before);
+  free(after);
+  pkv_device_forward_destroy(c.forward);
+  pkv_device_free(gpu, c.storage);
+  pkv_device_weights_destroy(c.weights);
+  pkv_model_close(c.model);
+  gguf_build_drop(bytes);
+}
+
+/* ------------------------------------------------------------------ memory */
+
+static void refused(const pkv_model *model, const pkv_engine_options *o) {
+  pkv_engine *engine = NULL;
+  pkv_error why = {0};
+  const pkv_status status = pkv_engine_create(&engine, model, o, &why);
+  printf("%s\n", why.text);
+  assert_int_equal(status, PKV_E_NOMEM);
+  assert_non_null(strstr(why.text, "missing"));
+  assert_null(engine);
+}
+
+/* Too little at the start: how much is missing is said, and nothing stays behind. */
+static void test_too_little_memory(void **state) {
+  (void)state;
+  pkv_model *model = NULL;
+  size_t bytes = 0, again = 0;
+  void *hog = NULL;
+  NEED_GPU();
+  unsigned char *const file = small_model(&model, VOCAB);
+  pkv_engine_options o = device_options();
+  pkv_engine *const engine = drive_engine(model, &o); /* what libraries keep is there then */
+  drive_finish(engine);
+  OK(gpu->dense->free_bytes(&bytes, gpu, err));
+  o.cache_tokens = (int64_t)1 << 38;
+  refused(model, &o);
+  OK(pkv_device_alloc(&hog, gpu, bytes - ((size_t)200 << 20), err));
+  o.cache_tokens = 0;
+  refused(model, &o);
+  o.cache_tokens = 1024;
+  refused(model, &o);
+  pkv_device_free(gpu, hog);
+  OK(gpu->dense->free_bytes(&again, gpu, err));
+  assert_true(again + ((size_t)64 << 20) > bytes);
+  pkv_model_close(model);
+  gguf_build_drop(file);
+}
+
+/* ------------------------------------------------------------------ a server whose device fails */
+
+enum { TELLS = 3, HEARS = 4 }; /* descriptors between the server's process and the test's */
+
+static pkv_model *served;
+
+static pkv_status load_served(void *user, pkv_model **out, pkv_error *why) {
+  (void)user;
+  (void)why;
+  *out = served;
+  return PKV_OK;
+}
+
+static void tell_port(void *user, int32_t port) {
+  (void)user;
+  if (write(TELLS, &port, sizeof port) != (ssize_t)sizeof port) _exit(9);
+}
+
+/* Waits for a byte, then writes where there is no memory: the device is lost to this process. */
+static void *break_device(void *user) {
+  char byte;
+  (void)user;
+  if (read(HEARS, &byte, 1) == 1) {
+    const cudaError_t e =
+        pkv_dense_launch_random((void *)(uintptr_t)4096, PKV_DTYPE_F16, 4096, 1, 1.0f, NULL);
+    fprintf(stderr, "broken: %d\n", (int)e);
+  }
+  return NULL;
+}
+
+int gpu_broken_server(void) {
+  pkv_error why = {0};
+  pthread_t breaker;
+  const pkv_serve_options o = {.host = "127.0.0.1",
+                               .name = "small",
+                               .engine = device_options(),
+                               .max_body = 65536,
+                               .max_connections = 16,
+                               .header_s = 30,
+                               .body_s = 30,
+                               .idle_s = 30,
+                               .stall_s = 30,
+                               .drain_s = 30,
+                               .progress_s = 60,
+                               .load = load_served,
+                               .listening = tell_port};
+  (void)small_model(&served, VOCAB);
+  if (pthread_create(&breaker, NULL, break_device, NULL) != 0) return 9;
+  const pkv_status status = pkv_serve(&o, &why);
+  fprintf(stderr, "the server ended: %s\n", why.text);
+  /* As the command does, but that a lost device is not cleaned up after. */
+  _exit(status == PKV_OK ? 0 : status == PKV_E_DEVICE ? 3 : 4);
+}
+
+/* The status of one request, 0 where no answer came. */
+static int ask(int32_t port, const char *text) {
+  char got[4096];
+  size_t count = 0;
+  struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  const struct timeval patience = {10, 0};
+  (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+  if (connect(fd, (struct sockaddr *)&to, sizeof to) == 0 &&
+      send(fd, text, strlen(text), MSG_NOSIGNAL) > 0) {
+    ssize_t part = 1;
+    while (part > 0 && count + 1 < sizeof got) {
+      part = recv(fd, got + count, sizeof got - 1 - count, 0);
+      if (part > 0) count += (size_t)part;
+    }
+  }
+  (void)close(fd);
+  got[count] = '\0';
+  return count > 12 ? (int)strtol(got + 9, NULL, 10) : 0;
+}
+
+static const char ready[] = "GET /ready HTTP/1.0\r\n\r\n";
+static const char completion[] =
+    "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    "Content-Length: 48\r\n\r\n{\"prompt\":\"a b\",\"max_tokens\":20,\"temperature\":0}";
+
+static pid_t start_server(int *tell, int32_t *port) {
+  int up[2], down[2];
+  assert_int_equal(pipe(up), 0);
+  assert_int_equal(pipe(down), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)dup2(down[0], 200); /* out of the way of the places they go to */
+    (void)dup2(up[1], 201);
+    (void)dup2(201, TELLS);
+    (void)dup2(200, HEARS);
+    (void)execl("/proc/self/exe", "gpu_tests", "--broken-server", (char *)NULL);
+    _exit(9);
+  }
+  (void)close(up[1]);
+  (void)close(down[0]);
+  *tell = down[1];
+  struct pollfd wait = {.fd = up[0], .events = POLLIN};
+  assert_int_equal(poll(&wait, 1, 60000), 1);
+  assert_int_equal(read(up[0], port, sizeof *port), sizeof *port);
+  (void)close(up[0]);
+  return child;
+}
+
+/* The status it ended with; a server that does not end in time is ended, and -1. */
+static int end_of(pid_t child, double *seconds) {
+  const int64_t begin = pkv_clock_ns();
+  int status = 0;
+  pid_t done = 0;
+  while (done == 0 && pkv_clock_ns() - begin < INT64_C(20000000000)) {
+    done = waitpid(child, &status, WNOHANG);
+    (void)usleep(5000);
+  }
+  *seconds = (double)(pkv_clock_ns() - begin) * 1e-9;
+  if (done == child) return WIFEXITED(status) ? WEXITSTATUS(status) : -2;
+  (void)kill(child, SIGKILL);
+  (void)waitpid(child, &status, 0);
+  return -1;
+}
+
+/* A server over a device that fails: the next step ends its readiness, requests get an error, and
+   the process ends with a status that is not 0. */
+static void test_device_lost(void **state) {
+  (void)state;
+  int tell = -1, answered = 0;
+  int32_t port = 0;
+  double seconds = 0.0;
+  NEED_GPU();
+  const pid_t child = start_server(&tell, &port);
+  for (int i = 0; i < 300 && answered != 200; i++) {
+    answered = ask(port, ready);
+    if (answered != 200) (void)usleep(100000);
+  }
+  if (answered != 200) {
+    (void)end_of(child, &seconds);
+    fail_msg("the server was not ready in 30 s");
+  }
+  assert_int_equal(ask(port, completion), 200);
+  assert_int_equal(write(tell, "x", 1), 1);
+  (void)usleep(300000);
+  const int status = ask(port, completion);
+  const int after = ask(port, ready);
+  const int end = end_of(child, &seconds);
+  printf("a request got %d, readiness %d, the process ended with %d after %.2f s\n", status, after,
+         end, seconds);
+  (void)close(tell);
+  assert_int_not_equal(status, 200);
+  assert_int_not_equal(after, 200);
+  assert_int_equal(end, 3);
+  assert_true(seconds < 10.0);
+}
+
+int gpu_suite_faults(void) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_padded_rows),
+                                     cmocka_unit_test(test_too_little_memory),
+                                     cmocka_unit_test(test_device_lost)};
+  return cmocka_run_group_tests_name("faults", tests, gpu_setup, gpu_teardown);
+}
