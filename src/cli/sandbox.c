@@ -13,6 +13,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -30,11 +31,13 @@ static const uint64_t rights_by_version[] = {
     0, (1u << 13) - 1, (1u << 14) - 1, (1u << 15) - 1, (1u << 15) - 1, (1u << 16) - 1};
 #define VERSIONS (sizeof rights_by_version / sizeof *rights_by_version)
 
-/* Of the machine: who localhost is, how many processors are ours, where random numbers come from.
- * What is not there is left out. */
+/* Of the machine: who localhost is, how many processors are ours, where random numbers come from,
+ * what time it is here. What is not there is left out. */
 static const char *const system_files[] = {
-    "/dev/urandom",     "/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf",     "/etc/gai.conf",
-    "/etc/resolv.conf", "/proc/self", "/sys/fs/cgroup", "/sys/devices/system/cpu"};
+    "/dev/urandom",       "/etc/hosts",         "/etc/host.conf",
+    "/etc/nsswitch.conf", "/etc/gai.conf",      "/etc/resolv.conf",
+    "/proc/self",         "/sys/fs/cgroup",     "/sys/devices/system/cpu",
+    "/etc/localtime",     "/usr/share/zoneinfo"};
 
 static pkv_status allow(int rules, const char *path, bool needed, pkv_error *err) {
   struct stat at;
@@ -154,81 +157,135 @@ pkv_status pkv_sandbox_files(const char *model, const char *const *more, size_t 
 #define NO(code)          ANSWER(SECCOMP_RET_ERRNO | (code))
 #define YES               ANSWER(SECCOMP_RET_ALLOW)
 
+#define FIRST_SHARED 424 /* from here on a call has one number on all processors */
+
 /* The call is `call`: EPERM. */
 #define REFUSE(call) IF_EQUAL(SYS_##call, 0, 1), NO(EPERM)
-/* The call is `call`: EPERM where argument n has one of the bits, or has none of them. */
+#define ALLOW(call)  IF_EQUAL(SYS_##call, 0, 1), YES
+/* The call is `call`: EPERM where argument n has one of the bits, has none of them, or is another
+ * value. */
 #define REFUSE_BITS(call, n, bits)                                                                 \
   IF_EQUAL(SYS_##call, 0, 4), LOAD_ARGUMENT(n), IF_ANY((bits), 0, 1), NO(EPERM), YES
 #define REFUSE_WITHOUT(call, n, bits)                                                              \
   IF_EQUAL(SYS_##call, 0, 4), LOAD_ARGUMENT(n), IF_ANY((bits), 1, 0), NO(EPERM), YES
+#define REFUSE_OTHERS(call, n, value)                                                              \
+  IF_EQUAL(SYS_##call, 0, 4), LOAD_ARGUMENT(n), IF_EQUAL((value), 1, 0), NO(EPERM), YES
 
-static const struct sock_filter filter[] = {
-    LOAD(arch),
-    IF_EQUAL(ARCHITECTURE, 1, 0),
-    ANSWER(SECCOMP_RET_KILL_PROCESS), /* numbers would mean other calls */
-    LOAD(nr),
 #ifdef __x86_64__
-    BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1), /* the x32 twins of all calls */
-    NO(EPERM),
-    REFUSE(fork),
-    REFUSE(vfork),
+#define OF_THIS_PROCESSOR                                                                          \
+  REFUSE(fork), REFUSE(vfork), REFUSE(chmod), REFUSE(chown), REFUSE(lchown), REFUSE(utime),        \
+      REFUSE(utimes), REFUSE(futimesat), REFUSE(iopl), REFUSE(ioperm), REFUSE(modify_ldt)
 #endif
-    /* no program, no process; threads are made by clone where clone3, whose flags lie in memory, is
-       said not to be there */
-    REFUSE(execve),
-    REFUSE(execveat),
-    REFUSE_WITHOUT(clone, 0, CLONE_THREAD),
-#ifdef SYS_clone3
-    IF_EQUAL(SYS_clone3, 0, 1),
-    NO(ENOSYS),
-#endif
-    /* no connection: the socket that listens is there; datagrams to this machine's service manager
-       alone */
-    REFUSE(connect),
-    REFUSE(bind),
-    REFUSE(listen),
-    IF_EQUAL(SYS_socket, 0, 4),
-    LOAD_ARGUMENT(0),
-    IF_EQUAL(AF_UNIX, 1, 0),
-    NO(EPERM),
-    YES,
-    REFUSE_BITS(sendto, 3, MSG_FASTOPEN),
-    REFUSE_BITS(sendmsg, 2, MSG_FASTOPEN),
-    REFUSE_BITS(sendmmsg, 3, MSG_FASTOPEN),
-    /* no code that was not there */
-    REFUSE_BITS(mmap, 2, PROT_EXEC),
-    REFUSE_BITS(mprotect, 2, PROT_EXEC),
-    REFUSE(pkey_mprotect),
-    REFUSE(memfd_create),
-    /* nothing of other processes, and none of the kernel's larger doors */
-    REFUSE(ptrace),
-    REFUSE(process_vm_readv),
-    REFUSE(process_vm_writev),
-    REFUSE(pidfd_open),
-    REFUSE(pidfd_getfd),
-    REFUSE(open_by_handle_at),
-    REFUSE(unshare),
-    REFUSE(setns),
-    REFUSE(mount),
-    REFUSE(umount2),
-    REFUSE(pivot_root),
-    REFUSE(chroot),
-    REFUSE(bpf),
-    REFUSE(perf_event_open),
-    REFUSE(userfaultfd),
-    REFUSE(io_uring_setup),
-    REFUSE(io_uring_enter),
-    REFUSE(io_uring_register),
-    REFUSE(add_key),
-    REFUSE(request_key),
-    REFUSE(keyctl),
-    REFUSE(init_module),
-    REFUSE(finit_module),
-    REFUSE(kexec_load),
-    YES,
-};
 
-pkv_status pkv_sandbox_calls(pkv_error *err) {
+/* self: this process, the only one that may be sent signals. */
+static pkv_status install(uint32_t self, pkv_error *err) {
+  const struct sock_filter filter[] = {
+      LOAD(arch),
+      IF_EQUAL(ARCHITECTURE, 1, 0),
+      ANSWER(SECCOMP_RET_KILL_PROCESS), /* numbers would mean other calls */
+      LOAD(nr),
+#ifdef __x86_64__
+      BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000u, 0, 1), /* the x32 twins of all calls */
+      NO(EPERM),
+      OF_THIS_PROCESSOR,
+#endif
+      /* no program, no process; threads are made by clone: clone3, whose flags lie in memory, is
+         among those that are not there */
+      REFUSE(execve),
+      REFUSE(execveat),
+      REFUSE_WITHOUT(clone, 0, CLONE_THREAD),
+      /* no connection: the socket that listens is there; datagrams to sockets of this machine, of
+         which the service manager's is one, and whose they are cannot be seen */
+      REFUSE(connect),
+      REFUSE(bind),
+      REFUSE(listen),
+      REFUSE_OTHERS(socket, 0, AF_UNIX),
+      REFUSE_BITS(sendto, 3, MSG_FASTOPEN),
+      REFUSE_BITS(sendmsg, 2, MSG_FASTOPEN),
+      REFUSE_BITS(sendmmsg, 3, MSG_FASTOPEN),
+      /* nothing typed for the shell that the terminal goes back to */
+      IF_EQUAL(SYS_ioctl, 0, 5),
+      LOAD_ARGUMENT(1),
+      IF_EQUAL(TIOCSTI, 1, 0),
+      IF_EQUAL(TIOCLINUX, 0, 1),
+      NO(EPERM),
+      YES,
+      /* no code that was not there: memory that can be read must not be run unasked either */
+      REFUSE_BITS(mmap, 2, PROT_EXEC),
+      REFUSE_BITS(mprotect, 2, PROT_EXEC),
+      REFUSE(pkey_mprotect),
+      REFUSE(personality),
+      REFUSE(memfd_create),
+      REFUSE(shmat),
+      REFUSE(shmget),
+      /* nothing of files that Landlock leaves to be changed by their names, or (truncate) did once
+       */
+      REFUSE(truncate),
+      REFUSE(fchmod),
+      REFUSE(fchmodat),
+      REFUSE(fchown),
+      REFUSE(fchownat),
+      REFUSE(utimensat),
+      REFUSE(setxattr),
+      REFUSE(lsetxattr),
+      REFUSE(fsetxattr),
+      REFUSE(removexattr),
+      REFUSE(lremovexattr),
+      REFUSE(fremovexattr),
+      /* nothing of other processes */
+      REFUSE_OTHERS(kill, 0, self),
+      REFUSE_OTHERS(tgkill, 0, self),
+      REFUSE(tkill),
+      REFUSE(rt_sigqueueinfo),
+      REFUSE(rt_tgsigqueueinfo),
+      REFUSE_OTHERS(prlimit64, 0, 0),
+      REFUSE(ptrace),
+      REFUSE(kcmp),
+      REFUSE(process_vm_readv),
+      REFUSE(process_vm_writev),
+      REFUSE(msgget),
+      REFUSE(semget),
+      REFUSE(mq_open),
+      /* none of the kernel's larger doors, nor root's */
+      REFUSE(open_by_handle_at),
+      REFUSE(fanotify_init),
+      REFUSE(unshare),
+      REFUSE(setns),
+      REFUSE(mount),
+      REFUSE(umount2),
+      REFUSE(pivot_root),
+      REFUSE(chroot),
+      REFUSE(bpf),
+      REFUSE(perf_event_open),
+      REFUSE(userfaultfd),
+      REFUSE(add_key),
+      REFUSE(request_key),
+      REFUSE(keyctl),
+      REFUSE(init_module),
+      REFUSE(finit_module),
+      REFUSE(delete_module),
+      REFUSE(kexec_load),
+      REFUSE(reboot),
+      REFUSE(sethostname),
+      REFUSE(setdomainname),
+      REFUSE(settimeofday),
+      REFUSE(clock_settime),
+      REFUSE(clock_adjtime),
+      REFUSE(adjtimex),
+      REFUSE(swapon),
+      REFUSE(swapoff),
+      REFUSE(acct),
+      REFUSE(quotactl),
+      /* of the calls since Linux 5.1 (io_uring, clone3, those on processes' descriptors, on mounts,
+         and what comes), these alone are there */
+      BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, FIRST_SHARED, 1, 0),
+      YES,
+      ALLOW(close_range),
+      ALLOW(openat2),
+      ALLOW(faccessat2),
+      ALLOW(epoll_pwait2),
+      NO(ENOSYS),
+  };
   const struct sock_fprog program = {(unsigned short)(sizeof filter / sizeof *filter),
                                      (struct sock_filter *)(uintptr_t)filter};
   PKV_CHECK(err, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, PKV_E_UNSUPPORTED, "--sandbox: %s",
@@ -238,6 +295,10 @@ pkv_status pkv_sandbox_calls(pkv_error *err) {
   PKV_CHECK(err, made == 0, PKV_E_UNSUPPORTED, "--sandbox: this kernel takes no seccomp filter: %s",
             made > 0 ? "a thread has one of its own" : strerror(errno));
   return PKV_OK;
+}
+
+pkv_status pkv_sandbox_calls(pkv_error *err) {
+  return install((uint32_t)getpid(), err);
 }
 
 #else

@@ -3,6 +3,7 @@
 
 usage: test_serve_settings.py PKV MODEL   (as test_serve.py)
 """
+import fcntl
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, RECORD, Server
@@ -204,7 +206,6 @@ class Healthcheck(Files):
         self.assertEqual(server.end(), (0, ""))
 
 
-@unittest.skipUnless(HAVE_MODEL, "the model is not there")
 class Sandbox(Files):
     """What the sandbox keeps from a process is in test_sandbox; here, that pkv is in one."""
 
@@ -247,6 +248,19 @@ class Sandbox(Files):
             for flags in ((), ("--sandbox",))]
         self.assertEqual(*out)
         self.assertEqual(command("inspect", "/no/such", "--sandbox", env=self.env)[0], 1)
+        read, write = os.pipe()  # full: it stops at its first words, and can be looked at
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(write, b"x" * 4096)
+        with subprocess.Popen([PKV, "inspect", TINY, "--sandbox"], stdout=write,
+                              env=dict(os.environ, **self.env)) as process:
+            os.close(write)
+            end, state = time.monotonic() + LIMIT_S, ""
+            while not re.search(r"^Seccomp:\s*2", state, re.M) and time.monotonic() < end:
+                with open(f"/proc/{process.pid}/status", encoding="ascii") as file:
+                    state = file.read()
+            with os.fdopen(read, "rb") as pipe:
+                self.assertEqual(pipe.read()[4096:], out[0])
+        self.assertRegex(state, r"Seccomp:\s*2")
 
     def test_refused(self):
         for args, words in ((["--api-key-file", "/no/such"], "/no/such"),
@@ -256,6 +270,7 @@ class Sandbox(Files):
             self.assertIn(words, err)
 
 
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
 class Notify(Files):
     def test_notify(self):
         """systemd is told when the model is there, and when the end begins."""
