@@ -262,18 +262,20 @@ static bool good_host(const pkv_server *server, const char *host) {
   return false;
 }
 
-static void count_host(bool *twice, const char *key) {
-  static const char name[] = "Host";
-  if (strcasecmp(key, name) != 0) return;
-  twice[1] = twice[0];
-  twice[0] = true;
-}
+typedef struct seen_headers {
+  int hosts, lengths, encodings;
+  bool unknown; /* of the encodings */
+} seen_headers;
 
 static enum MHD_Result see_header(void *user, enum MHD_ValueKind kind, const char *key,
                                   const char *value) {
+  seen_headers *const seen = user;
   (void)kind;
-  (void)value;
-  count_host(user, key);
+  seen->hosts += strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0;
+  seen->lengths += strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
+  if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) != 0) return MHD_YES;
+  seen->encodings++;
+  seen->unknown = seen->unknown || value == NULL || strcasecmp(value, "chunked") != 0;
   return MHD_YES;
 }
 
@@ -319,12 +321,18 @@ static int32_t find_key(const pkv_exchange *x) {
   return pkv_api_keys_find(keys, as_bearer);
 }
 
+/* Where the body ends must be said once: a proxy that believes the other of two takes what follows
+ * for somebody else's request. */
+static bool check_framing(const seen_headers *seen, pkv_api_error *error) {
+  if (seen->lengths + seen->encodings <= 1 && !seen->unknown) return true;
+  return pkv_api_refuse(error, 400, "bad_framing", "",
+                        "a body has one Content-Length, or the one Transfer-Encoding chunked");
+}
+
 /* Who asks, and whom. */
-static bool check_who(pkv_exchange *x, pkv_api_error *error) {
+static bool check_who(pkv_exchange *x, pkv_api_error *error, const seen_headers *seen) {
   const pkv_server *const server = x->connection->server;
-  bool hosts[2] = {false, false};
-  (void)MHD_get_connection_values(x->http, MHD_HEADER_KIND, see_header, hosts);
-  if (hosts[1] || !good_host(server, header_of(x, MHD_HTTP_HEADER_HOST)))
+  if (seen->hosts > 1 || !good_host(server, header_of(x, MHD_HTTP_HEADER_HOST)))
     return pkv_api_refuse(error, 400, "bad_host", "", "the Host header does not name this server");
   const bool open = x->route != PKV_ROUTE_NONE && routes[x->route].open;
   x->key = find_key(x);
@@ -370,11 +378,14 @@ static enum MHD_Result take_head(pkv_exchange *x, const char *url, const char *m
   pkv_http_owes(x->connection, PKV_OWED_BODY);
   const bool found = find_route(x, &error, url, method, &allow);
   pkv_api_error who;
+  seen_headers seen = {0, 0, 0, false};
+  (void)MHD_get_connection_values(x->http, MHD_HEADER_KIND, see_header, &seen);
+  if (!check_framing(&seen, &who)) return refuse_head(x, &who, NULL);
   if (strcmp(method, "OPTIONS") == 0 && allowed_origin(x) != NULL &&
       header_of(x, "Access-Control-Request-Method") != NULL && x->route != PKV_ROUTE_NONE)
     return respond_preflight(x);
   /* Without a key nobody learns what is here. */
-  if (!check_who(x, &who)) return refuse_head(x, &who, NULL);
+  if (!check_who(x, &who, &seen)) return refuse_head(x, &who, NULL);
   if (found && check_body(x, &error)) return MHD_YES;
   return refuse_head(x, &error, allow);
 }

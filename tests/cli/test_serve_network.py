@@ -99,6 +99,23 @@ class Network(unittest.TestCase):
         got = self.chunked(b'{"content":', *blanks, b'"a"', b"}")
         self.assertIn(b'"unsupported"', got)
 
+    def test_framing(self):
+        """Where a body ends is said once, and as we read it; or else nothing behind it is read."""
+        length, chunked = b"Content-Length: 5\r\n", b"Transfer-Encoding: chunked\r\n"
+        follows = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        for heads in (length + chunked, chunked + length, length + length, chunked + chunked,
+                      length + b"content-length: 6\r\n", b"Transfer-Encoding: identity\r\n",
+                      b"Transfer-Encoding: gzip, chunked\r\n", length + b"Transfer-Encoding:\r\n"):
+            for method in (b"POST /tokenize", b"GET /health", b"OPTIONS /tokenize"):
+                with self.subTest(heads=heads, method=method):
+                    got = self.say(method + b" HTTP/1.1\r\nHost: localhost\r\n" + heads + b"\r\n",
+                                   b"0\r\n\r\n", follows)
+                    self.assertEqual(got.split(b" ")[1], b"400", got[:300])
+                    self.assertEqual(got.count(b"HTTP/1.1 "), 1, got)
+        got = self.say(b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
+                       follows)
+        self.assertEqual(got.count(b"HTTP/1.1 "), 2, got)
+
     def test_chunks_without_end(self):
         """It is not read for ever: what does not become a body in time is cut."""
         self.assertEqual(self.server.end(), (0, ""))
