@@ -113,7 +113,7 @@ static void attach(forward_case *c) {
   OK(pkv_device_forward_attach(c->forward, c->caches, err));
 }
 
-/* Row r has pages r and MOST + r, MOST + r again to its end; its newest token is number LENGTH. */
+/* A row has one page of all, one of its own, and page r with its newest token, number LENGTH. */
 static void decode(forward_case *c, int32_t rows, bool shares) {
   int32_t ids[MOST], positions[MOST], seq_len[MOST], logit_tokens[MOST], sampled[MOST];
   int64_t slots[MOST];

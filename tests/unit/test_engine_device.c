@@ -546,6 +546,7 @@ static void life_with_failure(int at, bool on, const drive_answer *right) {
     (void)drive_all(engine, 1000);
     submit_first(engine, &next);
     (void)drive_all(engine, 1000);
+    drive_equal(right, &first, "the same request");
     drive_equal(right, &next, "the next request");
     drive_finish(engine);
   } else {
