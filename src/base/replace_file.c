@@ -34,25 +34,41 @@ static pkv_status write_all(FILE *file, const char *path, bool to_disk, pkv_writ
   return PKV_OK;
 }
 
-/* An empty file of that name that nobody else writes, with a lock that says so; -1: errno says why,
-   EWOULDBLOCK when another process has it. A file that a killed process left is taken over. */
-static int claim(const char *name, mode_t mode) {
+/* Whether `name` is still the file behind `fd`. */
+static bool is_named(int fd, const char *name) {
   struct stat held, there;
-  const int fd = open(name, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, mode);
-  if (fd < 0) return -1;
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) goto busy;
-  /* its writer may have put it in its place, or given up, before the lock was ours */
-  if (fstat(fd, &held) != 0 || lstat(name, &there) != 0 || held.st_ino != there.st_ino ||
-      held.st_dev != there.st_dev)
-    goto busy;
-  if (ftruncate(fd, 0) == 0) return fd;
-  const int reason = errno;
+  return fstat(fd, &held) == 0 && lstat(name, &there) == 0 && held.st_ino == there.st_ino &&
+         held.st_dev == there.st_dev;
+}
+
+static bool lock(int fd) {
+  return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK; /* or there are no locks */
+}
+
+/* A file that a killed process left is removed: not taken over, as others may have it open or under
+   another name. One that is written, and what is no file, is let be. */
+static void remove_left(const char *name) {
+  struct stat s;
+  const int fd = open(name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (fd < 0) return;
+  if (fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && lock(fd) && is_named(fd, name))
+    (void)unlink(name); /* where it cannot be, the next name is tried */
   (void)close(fd);
-  errno = reason;
-  return -1;
-busy:
+}
+
+/* A file that is ours alone, with a lock that says so; -1: errno says why, EEXIST when there is
+   another. */
+static int claim(const char *name, mode_t mode) {
+  int fd = -1;
+  for (int i = 0; fd < 0 && i < 2; i++) {
+    if (i > 0) remove_left(name);
+    fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (fd < 0 && errno != EEXIST) return -1;
+  }
+  /* before the lock was ours it looked like one that was left */
+  if (fd < 0 || (lock(fd) && is_named(fd, name))) return fd;
   (void)close(fd);
-  errno = EWOULDBLOCK;
+  errno = EEXIST;
   return -1;
 }
 
@@ -67,16 +83,41 @@ static pkv_status open_beside(FILE **file, char *name, const char *path, mode_t 
     const int size = snprintf(name, NAME_BYTES, "%s.new%s", path, number);
     PKV_CHECK(err, size > 0 && size < NAME_BYTES, PKV_E_RANGE, "%.60s...: too long", path);
     fd = claim(name, mode);
-    if (fd < 0 && errno != EWOULDBLOCK && errno != ELOOP) return refuse(name, errno, err);
+    if (fd < 0 && errno != EEXIST) return refuse(name, errno, err);
   }
-  PKV_CHECK(err, fd >= 0, PKV_E_IO, "cannot write %.120s: others write it, %d at a time", path,
-            TRIES);
+  PKV_CHECK(err, fd >= 0, PKV_E_IO, "cannot write %.120s: .new to .new%d beside it are others'",
+            path, TRIES - 1);
   *file = fdopen(fd, "w");
   if (*file != NULL) return PKV_OK;
   const int reason = errno;
   (void)remove(name);
   (void)close(fd);
   return refuse(name, reason, err);
+}
+
+/* Whose the file was, or else without what its mode would give to another group, or do as another
+   user. */
+static bool keep_mode(int fd, const struct stat *before) {
+  struct stat now;
+  mode_t mode = before->st_mode & 07777;
+  if (fstat(fd, &now) != 0) return false;
+  if (now.st_gid != before->st_gid && fchown(fd, (uid_t)-1, before->st_gid) != 0)
+    mode &= ~(mode_t)(S_IRWXG | S_ISGID);
+  if (now.st_uid != before->st_uid && fchown(fd, before->st_uid, (gid_t)-1) != 0)
+    mode &= ~(mode_t)S_ISUID;
+  return fchmod(fd, mode) == 0;
+}
+
+/* That the name is the new file's, too. Some file systems cannot; one of the two it is anyway. */
+static void sync_folder(const char *path) {
+  char folder[NAME_BYTES];
+  const char *const slash = strrchr(path, '/');
+  const int size = slash == NULL ? 1 : (int)(slash - path) + 1;
+  (void)snprintf(folder, sizeof folder, "%.*s", size, slash == NULL ? "." : path);
+  const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return;
+  (void)fsync(fd);
+  (void)close(fd);
 }
 
 /* before: of the file that is there, or NULL. The lock is held until the file has its name: nobody
@@ -88,11 +129,13 @@ static pkv_status replace(const char *path, const struct stat *before, pkv_write
   const mode_t mode = before != NULL ? before->st_mode & 0777 : 0666;
   PKV_TRY(open_beside(&file, name, path, mode, err));
   pkv_status status = PKV_OK;
-  if (before != NULL && fchmod(fileno(file), before->st_mode & 07777) != 0)
-    status = refuse(path, errno, err);
+  if (before != NULL && !keep_mode(fileno(file), before)) status = refuse(path, errno, err);
   if (status == PKV_OK) status = write_all(file, path, true, write, ctx, err);
   if (status == PKV_OK && rename(name, path) != 0) status = refuse(path, errno, err);
-  if (status != PKV_OK) (void)remove(name);
+  if (status == PKV_OK)
+    sync_folder(path);
+  else
+    (void)remove(name);
   (void)fclose(file); /* everything is on the disk, or the file is gone */
   return status;
 }

@@ -14,8 +14,8 @@ typedef pkv_status (*pkv_write_file_fn)(void *ctx, FILE *file, pkv_error *err);
  * Has `write` write a file beside `path` ("path.new", or "path.new1" and so on while another
  * process writes that one), brings it to the disk and puts it in the place of `path`. Whatever
  * fails, what was there before is whole and nothing is left beside it. The mode of a file that is
- * there is kept, a symbolic link stays one and its target is replaced or made; what is no file (a
- * pipe, a device) is written to as it is.
+ * there is kept (and its owner and group, or else the group's rights go), a symbolic link stays one
+ * and its target is replaced or made; what is no file (a pipe, a device) is written to as it is.
  *
  * E_IO names what could not be written and why; what `write` returns comes back as it is.
  */

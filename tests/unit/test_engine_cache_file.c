@@ -2,13 +2,14 @@
 /* The prefix cache in a file: warm after a restart, whole or not at all, refused where anything
  * differs or is damaged. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -249,12 +250,16 @@ static void test_written_whole_or_not(void **state) {
   int64_t pages = 5;
   pkv_engine *const engine = drive_engine(tiny.model, &o);
   ask(engine, warm);
-  char blocked[80];
-  (void)snprintf(blocked, sizeof blocked, "%s.new", path);
-  assert_int_equal(mkdir(blocked, 0700), 0);
-  assert_int_equal(pkv_engine_save_cache(&pages, engine, path, &err), PKV_E_IO);
+  struct rlimit limit, tight; /* of a file's size */
+  assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  tight = limit;
+  tight.rlim_cur = 1000;
+  (void)signal(SIGXFSZ, SIG_IGN);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &tight), 0);
+  const pkv_status cut = pkv_engine_save_cache(&pages, engine, path, &err);
+  assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  assert_int_equal(cut, PKV_E_IO);
   assert_int_equal(pages, 0);
-  assert_int_equal(rmdir(blocked), 0);
   if (access("/dev/full", W_OK) == 0) { /* no room on the disk */
     FILE *const full = fopen("/dev/full", "wb");
     assert_non_null(full);

@@ -91,6 +91,11 @@ static void test_new_and_again(void **state) {
   expect_nothing_beside(path);
 }
 
+static pkv_status give_up(void *ctx, FILE *file, pkv_error *e) {
+  (void)fputs((const char *)ctx, file);
+  return PKV_FAIL(e, PKV_E_STATE, "no more");
+}
+
 static void test_links(void **state) {
   (void)state;
   struct stat s;
@@ -103,10 +108,9 @@ static void test_links(void **state) {
   assert_int_equal(readlink(in_folder("link2"), target, sizeof target - 1), 4);
   /* one that names a file which is not there yet: made, or not left behind */
   assert_int_equal(symlink("later", in_folder("early")), 0);
-  assert_int_equal(mkdir(in_folder("later.new"), 0700), 0);
-  expect_refused(in_folder("early"), "later.new: Is a directory");
+  static char part[] = "part";
+  assert_int_equal(pkv_replace_file(in_folder("early"), give_up, part, &err), PKV_E_STATE);
   assert_int_equal(access(in_folder("later"), F_OK), -1);
-  assert_int_equal(rmdir(in_folder("later.new")), 0);
   assert_int_equal(replace_with(in_folder("early"), "made"), PKV_OK);
   expect_content(in_folder("later"), "made");
   assert_int_equal(lstat(in_folder("early"), &s), 0);
@@ -163,11 +167,6 @@ static pkv_status write_much(void *ctx, FILE *file, pkv_error *e) {
   return PKV_OK;
 }
 
-static pkv_status give_up(void *ctx, FILE *file, pkv_error *e) {
-  (void)fputs((const char *)ctx, file);
-  return PKV_FAIL(e, PKV_E_STATE, "no more");
-}
-
 static void test_full_disk(void **state) {
   (void)state;
   const char *const path = in_folder("small");
@@ -205,6 +204,61 @@ static void test_another_writer(void **state) {
   assert_int_equal(replace_with(path, "ours"), PKV_OK);
   expect_content(path, "ours");
   expect_nothing_beside(path);
+}
+
+/* What stands where the new file would is neither waited for nor written to. */
+static void test_what_was_planted(void **state) {
+  (void)state;
+  char path[96], name[128];
+  (void)snprintf(path, sizeof path, "%s/planted", folder);
+  const int left = open(in_folder("planted.new"), O_CREAT | O_RDWR | O_CLOEXEC, 0666);
+  assert_true(left >= 0);
+  assert_int_equal(fchmod(left, 0666), 0);
+  assert_int_equal(write(left, "theirs", 6), 6);
+  assert_int_equal(link(in_folder("planted.new"), in_folder("second")), 0);
+  const mode_t before = umask(022);
+  assert_int_equal(replace_with(path, "ours"), PKV_OK);
+  (void)umask(before);
+  expect_content(path, "ours");
+  expect_content(in_folder("second"), "theirs");
+  assert_int_equal(mode_of(path), 0644);
+  assert_int_equal(pwrite(left, "THEIRS", 6, 0), 6);
+  assert_int_equal(close(left), 0);
+  expect_content(path, "ours");
+  assert_int_equal(mkfifo(in_folder("planted.new"), 0600), 0);
+  assert_int_equal(mkdir(in_folder("planted.new1"), 0700), 0);
+  (void)alarm(60);
+  assert_int_equal(replace_with(path, "beside both"), PKV_OK);
+  (void)alarm(0);
+  expect_content(path, "beside both");
+  for (int i = 2; i < 16; i++) {
+    (void)snprintf(name, sizeof name, "%s.new%d", path, i);
+    assert_int_equal(mkdir(name, 0700), 0);
+    if (i == 14) assert_int_equal(replace_with(path, "the last name"), PKV_OK);
+  }
+  expect_refused(path, ".new to .new15 beside it are others'");
+  expect_content(path, "the last name");
+}
+
+static void test_owner(void **state) {
+  (void)state;
+  struct stat s;
+  const char *const path = in_folder("owned");
+  if (geteuid() != 0) skip();
+  assert_int_equal(replace_with(path, "old"), PKV_OK);
+  assert_int_equal(chmod(folder, 0777), 0);
+  assert_int_equal(chown(path, 65534, 65533), 0);
+  assert_int_equal(chmod(path, 0640), 0);
+  assert_int_equal(replace_with(path, "root's"), PKV_OK);
+  assert_int_equal(stat(path, &s), 0);
+  assert_int_equal(s.st_uid, 65534);
+  assert_int_equal(s.st_gid, 65533);
+  assert_int_equal(s.st_mode & 07777, 0640);
+  /* who is not of that group does not show the file to his own */
+  assert_int_equal(seteuid(65532), 0);
+  assert_int_equal(replace_with(path, "a stranger's"), PKV_OK);
+  assert_int_equal(seteuid(0), 0);
+  assert_int_equal(mode_of(path), 0600);
 }
 
 static char race[96];
@@ -251,9 +305,10 @@ static void test_writers_at_once(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_new_and_again),   cmocka_unit_test(test_links),
-      cmocka_unit_test(test_what_is_no_file), cmocka_unit_test(test_where_nothing_can_be_made),
-      cmocka_unit_test(test_full_disk),       cmocka_unit_test(test_another_writer),
+      cmocka_unit_test(test_new_and_again),    cmocka_unit_test(test_links),
+      cmocka_unit_test(test_what_is_no_file),  cmocka_unit_test(test_where_nothing_can_be_made),
+      cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_another_writer),
+      cmocka_unit_test(test_what_was_planted), cmocka_unit_test(test_owner),
       cmocka_unit_test(test_writers_at_once),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
