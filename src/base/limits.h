@@ -8,6 +8,9 @@
 #ifndef PKV_BASE_LIMITS_H
 #define PKV_BASE_LIMITS_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 /* --- HTTP ----------------------------------------------------------------------------------- */
 
 #ifndef PKV_HEADER_BYTES /* one request line and its headers; libmicrohttpd gets twice that */
