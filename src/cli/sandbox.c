@@ -55,25 +55,6 @@ static pkv_status allow(int rules, const char *path, bool needed, pkv_error *err
   return PKV_OK;
 }
 
-/* Files of a folder whose names begin with prefix[bytes]; the folder itself is not opened. */
-static pkv_status allow_entries(int rules, const char *folder, const char *prefix, size_t bytes,
-                                pkv_error *err) {
-  char path[4096];
-  pkv_status status = PKV_OK;
-  DIR *const entries = opendir(folder);
-  PKV_CHECK(err, entries != NULL, PKV_E_IO, "--sandbox: folder \"%.120s\": %s", folder,
-            strerror(errno));
-  for (const struct dirent *e = readdir(entries); e != NULL && status == PKV_OK;
-       e = readdir(entries)) {
-    struct stat at;
-    const int n = snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
-    if (strncmp(e->d_name, prefix, bytes) != 0 || n < 0 || (size_t)n >= sizeof path) continue;
-    if (stat(path, &at) == 0 && S_ISREG(at.st_mode)) status = allow(rules, path, false, err);
-  }
-  (void)closedir(entries);
-  return status;
-}
-
 /* name-00002-of-00005.gguf: the others beside it are the same model. */
 static bool is_shard(size_t *stem, const char *name) {
   static const char pattern[] = "-00000-of-00000.gguf";
@@ -87,6 +68,30 @@ static bool is_shard(size_t *stem, const char *name) {
   return true;
 }
 
+/* Files of a folder, or of them the shards named like `shard`, whose stem has so many bytes. The
+ * folder itself is not opened. */
+static pkv_status allow_entries(int rules, const char *folder, const char *shard, size_t stem,
+                                pkv_error *err) {
+  char path[4096];
+  pkv_status status = PKV_OK;
+  DIR *const entries = opendir(folder);
+  PKV_CHECK(err, entries != NULL, PKV_E_IO, "--sandbox: folder \"%.120s\": %s", folder,
+            strerror(errno));
+  for (const struct dirent *e = readdir(entries); e != NULL && status == PKV_OK;
+       e = readdir(entries)) {
+    struct stat at;
+    const int n = snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
+    size_t own = 0;
+    if (shard != NULL &&
+        (!is_shard(&own, e->d_name) || own != stem || memcmp(e->d_name, shard, stem) != 0))
+      continue;
+    if (n < 0 || (size_t)n >= sizeof path) continue;
+    if (stat(path, &at) == 0 && S_ISREG(at.st_mode)) status = allow(rules, path, false, err);
+  }
+  (void)closedir(entries);
+  return status;
+}
+
 static pkv_status allow_model(int rules, const char *model, pkv_error *err) {
   char folder[4096];
   struct stat at;
@@ -95,7 +100,7 @@ static pkv_status allow_model(int rules, const char *model, pkv_error *err) {
             strerror(errno));
   if (S_ISDIR(at.st_mode)) {
     PKV_TRY(allow(rules, model, true, err));
-    return allow_entries(rules, model, "", 0, err);
+    return allow_entries(rules, model, NULL, 0, err);
   }
   PKV_TRY(allow(rules, model, true, err));
   const char *const slash = strrchr(model, '/');

@@ -33,7 +33,8 @@
 #include "cli/sandbox.h"
 
 static char folder[] = "/tmp/pkv_sandbox_XXXXXX";
-static char model[64], beside[64], target[64], linked[64], shards[2][64], shard_of_other[64];
+static char model[64], beside[64], target[64], linked[64], shards[2][64], shard_of_other[64],
+    like_shard[64];
 
 static void make_file(char *path, size_t size, const char *name) {
   (void)snprintf(path, size, "%s/%s", folder, name);
@@ -55,6 +56,7 @@ static int make_files(void **state) {
   make_file(shards[0], sizeof shards[0], "b-00001-of-00002.gguf");
   make_file(shards[1], sizeof shards[1], "b-00002-of-00002.gguf");
   make_file(shard_of_other, sizeof shard_of_other, "c-00002-of-00002.gguf");
+  make_file(like_shard, sizeof like_shard, "b-keys");
   (void)snprintf(linked, sizeof linked, "%s/model/model.safetensors", folder);
   assert_int_equal(symlink("../blob", linked), 0);
   return 0;
@@ -63,8 +65,8 @@ static int make_files(void **state) {
 static int drop_files(void **state) {
   char path[64];
   (void)state;
-  const char *const files[] = {model,     beside,    target,         linked,
-                               shards[0], shards[1], shard_of_other, path};
+  const char *const files[] = {model,     beside,         target,     linked, shards[0],
+                               shards[1], shard_of_other, like_shard, path};
   (void)snprintf(path, sizeof path, "%s/model/own", folder);
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
     (void)unlink(files[i]);
@@ -134,6 +136,7 @@ static int files_of_shards(void) {
   EXPECT(0, try_open(shards[1], O_RDONLY));
   EXPECT(0, try_open(beside, O_RDONLY));
   EXPECT(EACCES, try_open(shard_of_other, O_RDONLY));
+  EXPECT(EACCES, try_open(like_shard, O_RDONLY));
   EXPECT(EACCES, try_open(model, O_RDONLY));
   return 0;
 }
