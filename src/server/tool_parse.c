@@ -319,9 +319,11 @@ json_t *pkv_tool_calls(const json_t *deltas) {
       continue;
     }
     json_t *known = json_incref(json_object_get(json_array_get(calls, at), "function"));
+    const json_t *const front = json_object_get(known, "arguments");
+    const json_t *const back = json_object_get(function, "arguments");
     pkv_json_set(&known, "arguments",
-                 json_sprintf("%s%s", json_string_value(json_object_get(known, "arguments")),
-                              json_string_value(json_object_get(function, "arguments"))));
+                 json_pack("s%+%", json_string_value(front), json_string_length(front),
+                           json_string_value(back), json_string_length(back)));
     if (known == NULL) pkv_json_add(&calls, NULL);
     json_decref(known);
   }

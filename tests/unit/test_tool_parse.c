@@ -144,6 +144,31 @@ static void test_cases(void **state) {
   }
 }
 
+/* A model may write a NUL: the whole answer has what the stream has. */
+static void test_nul(void **state) {
+  static const char text[] = "{\"name\": \"time\", \"arguments\": {\"a\": \"b\0c\"}}";
+  static const char wanted[] = "{\"a\": \"b\0c\"}";
+  pkv_tools tools = {two_tools(), PKV_TOOLS_PLAIN, false, true, ""};
+  pkv_tool_parser parser;
+  pkv_tool_news news;
+  (void)state;
+  pkv_tool_parser_init(&parser, &tools, 5);
+  pkv_buffer_init(&news.content, 4096, NULL);
+  news.deltas = json_array();
+  assert_int_equal(pkv_tool_parser_feed(&news, &parser, text, 36), PKV_OK);
+  assert_int_equal(pkv_tool_parser_feed(&news, &parser, text + 36, sizeof text - 37), PKV_OK);
+  json_t *const calls = pkv_tool_calls(news.deltas);
+  const json_t *const said =
+      json_object_get(json_object_get(json_array_get(calls, 0), "function"), "arguments");
+  assert_int_equal(json_string_length(said), sizeof wanted - 1);
+  assert_memory_equal(json_string_value(said), wanted, sizeof wanted - 1);
+  json_decref(calls);
+  json_decref(news.deltas);
+  json_decref(tools.list);
+  pkv_buffer_deinit(&news.content);
+  pkv_tool_parser_deinit(&parser);
+}
+
 /* Any bytes: nothing is lost where no call is made. */
 static void test_random(void **state) {
   static const char alphabet[] = "{}[]\",:\\<tool_call>/ \nname:time";
@@ -203,6 +228,7 @@ static void test_schema(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_cases),
+      cmocka_unit_test(test_nul),
       cmocka_unit_test(test_random),
       cmocka_unit_test(test_schema),
   };
