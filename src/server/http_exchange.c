@@ -264,18 +264,31 @@ static bool good_host(const pkv_server *server, const char *host) {
 
 typedef struct seen_headers {
   int hosts, lengths, encodings;
-  bool unknown; /* of the encodings */
+  bool unknown; /* an encoding, or what one may have been */
 } seen_headers;
+
+/* libmicrohttpd leaves blanks before a colon in the name, and puts a folded line at its end. */
+static bool may_be(const char *key, const char *name) {
+  return strncasecmp(key, name, strlen(name)) == 0 && strcasecmp(key, name) != 0;
+}
+
+static bool good_name(const char *key) {
+  static const char good[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                             "!#$%&'*+-.^_`|~";
+  return key[strspn(key, good)] == '\0' && !may_be(key, MHD_HTTP_HEADER_CONTENT_LENGTH) &&
+         !may_be(key, MHD_HTTP_HEADER_TRANSFER_ENCODING);
+}
 
 static enum MHD_Result see_header(void *user, enum MHD_ValueKind kind, const char *key,
                                   const char *value) {
   seen_headers *const seen = user;
   (void)kind;
+  const bool encoding = strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0;
   seen->hosts += strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0;
   seen->lengths += strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
-  if (strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) != 0) return MHD_YES;
-  seen->encodings++;
-  seen->unknown = seen->unknown || value == NULL || strcasecmp(value, "chunked") != 0;
+  seen->encodings += encoding;
+  if (!good_name(key) || (encoding && (value == NULL || strcasecmp(value, "chunked") != 0)))
+    seen->unknown = true;
   return MHD_YES;
 }
 
@@ -326,7 +339,8 @@ static int32_t find_key(const pkv_exchange *x) {
 static bool check_framing(const seen_headers *seen, pkv_api_error *error) {
   if (seen->lengths + seen->encodings <= 1 && !seen->unknown) return true;
   return pkv_api_refuse(error, 400, "bad_framing", "",
-                        "a body has one Content-Length, or the one Transfer-Encoding chunked");
+                        "a body has one Content-Length, or the one Transfer-Encoding chunked, and "
+                        "a header a name without blanks, on one line");
 }
 
 /* Who asks, and whom. */
