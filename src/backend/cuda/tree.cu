@@ -8,10 +8,10 @@
  *            bytes). Also writes the plan's headers and zeros, and zeroes counters and the fault
  *            word. Runs beside the planner of `balanced`, where that is ahead of it: it has waited
  *            for all that was before.
- *   levels   a block a unit, up to 264: a hash table in shared memory (49 KB at 1,024 rows) gives
+ *   levels   a block a unit, up to 264: a hash table in shared memory (41 KB at 1,024 rows) gives
  *            the first row with each key. Two reads of keys, one of ids to confirm them. Beyond
  *            2,048 rows `leaders` instead, a block a row with a 4-ary search over depth.
- *   plan     one block of 512, of 1,024 beyond 512 rows: ranks, nodes, parts in shared memory (198
+ *   plan     one block of 512, of 1,024 beyond 512 rows: ranks, nodes, parts in shared memory (203
  *            KB at 1,024 rows and 132 parts; beyond what the device has, in global memory). Runs
  *            sorted in registers and merged, pointer jumping, then sums over ranks and cursors.
  *            Its code runs once a step, and after a step it has left the caches: few loops are
