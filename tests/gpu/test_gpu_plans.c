@@ -85,6 +85,26 @@ static void test_device_plan_is_host_plan(void **state) {
       }
 }
 
+/* The device's plan of the lengths `given` is the host's of those that are meant. */
+static void expect_plan(const char *what, const pkv_shape *shape, const pkv_plan_options *options,
+                        int32_t rows, int32_t longest, const int32_t *given, const int32_t *meant) {
+  size_t bytes, workspace, got = 0;
+  OK(pkv_plan_size(&bytes, &workspace, shape, options, rows, longest, err));
+  void *host = aligned_alloc(64, (bytes + 63) / 64 * 64), *device = malloc(bytes);
+  const pkv_plan *plan;
+  OK(pkv_plan_build(&plan, host, bytes, shape, options, rows, meant, err));
+  void *lens = gpu_up(given, (size_t)rows * sizeof *given);
+  pkv_device_plan *dp = NULL;
+  OK(pkv_device_plan_create(&dp, gpu, shape, options, PKV_DTYPE_F16, rows, longest, err));
+  OK(pkv_device_plan_build(dp, rows, lens, NULL, err));
+  OK(pkv_device_plan_download(device, bytes, &got, dp, NULL, err));
+  compare_bytes(what, host, device, got);
+  pkv_device_plan_destroy(dp);
+  pkv_device_free(gpu, lens);
+  free(host);
+  free(device);
+}
+
 /* Lengths below 0 count as 0, lengths beyond the limit as the limit. */
 static void test_lengths_are_cut(void **state) {
   (void)state;
@@ -98,21 +118,24 @@ static void test_lengths_are_cut(void **state) {
   pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
   options.parts = 5;
   options.segment_cost = 9; /* a device's default is its own */
-  size_t bytes, workspace, got = 0;
-  OK(pkv_plan_size(&bytes, &workspace, &shape, &options, 6, 1000, err));
-  void *host = aligned_alloc(64, (bytes + 63) / 64 * 64), *device = malloc(bytes);
-  const pkv_plan *plan;
-  OK(pkv_plan_build(&plan, host, bytes, &shape, &options, 6, meant, err));
-  void *lens = gpu_up(given, sizeof given);
-  pkv_device_plan *dp = NULL;
-  OK(pkv_device_plan_create(&dp, gpu, &shape, &options, PKV_DTYPE_F16, 6, 1000, err));
-  OK(pkv_device_plan_build(dp, 6, lens, NULL, err));
-  OK(pkv_device_plan_download(device, bytes, &got, dp, NULL, err));
-  compare_bytes("cut lengths", host, device, got);
-  pkv_device_plan_destroy(dp);
-  pkv_device_free(gpu, lens);
-  free(host);
-  free(device);
+  expect_plan("cut lengths", &shape, &options, 6, 1000, given, meant);
+}
+
+/* A cut 5 below the end of a row's last segment, where costs have more bits than a float. */
+static void test_large_costs(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t lens[] = {128, 64};
+  pkv_shape shape = PKV_SHAPE_INIT;
+  shape.kv_heads = shape.query_heads = 9;
+  shape.head_dim = 64;
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  options.parts = 2;
+  options.tile_cost = 1;
+  for (uint32_t i = 0; i < 64; i++) {
+    options.segment_cost = 100000001 + i;
+    expect_plan("large costs", &shape, &options, 2, 128, lens, lens);
+  }
 }
 
 /* A last row that names a page outside the cache is told, and forgotten with the next plan. */
@@ -257,6 +280,7 @@ int gpu_suite_plans(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_device_plan_is_host_plan),
       cmocka_unit_test(test_lengths_are_cut),
+      cmocka_unit_test(test_large_costs),
       cmocka_unit_test(test_fault_is_told),
       cmocka_unit_test(test_fault_of_uploaded_plan),
       cmocka_unit_test(test_c20_stale_memory_poisons_nothing),

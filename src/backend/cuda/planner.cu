@@ -38,9 +38,10 @@ static __device__ __forceinline__ uint32_t divide(uint32_t x, const planner_divi
   return (uint32_t)((uint64_t)x * by.factor >> by.shift);
 }
 
-/* x / d for quotients below 2^20, of 31 bits each. */
+/* x / d for quotients below 2^20, of 31 bits each. All is rounded down: one too many would wrap. */
 static __device__ __forceinline__ uint32_t divide_small(uint32_t x, uint32_t d) {
-  uint32_t q = (uint32_t)(__uint2float_rz(x) * __frcp_rz(__uint2float_ru(d))); /* or 1 less */
+  uint32_t q =
+      (uint32_t)__fmul_rz(__uint2float_rz(x), __frcp_rz(__uint2float_ru(d))); /* or 1 less */
   return x - q * d >= d ? q + 1 : q;
 }
 
@@ -481,7 +482,7 @@ extern "C" cudaError_t pkv_cuda_planner_prepare(void) {
 
 /* Whether the quick way takes this plan; the threads of a CTA. */
 static bool is_quick(int *threads, const struct pkv_plan *h, int32_t max_seq_len) {
-  const int64_t units = ((int64_t)max_seq_len + 63) / 64;
+  const int64_t units = max_seq_len > 0 ? ((int64_t)max_seq_len + 63) / 64 : 1;
   const double most =
       (double)h->rows * h->kv_heads * (h->segment_cost + (double)units * h->unit_cost);
   const int cutters = h->parts / QUICK_CUTS + 1;
