@@ -48,7 +48,8 @@ class Live:
 
     def __init__(self, choices: int) -> None:
         self.id = 0
-        self.left = choices
+        self.choices = choices
+        self.left = choices  # the engine's thread counts down: 0 when an answer was quick
         self.events: queue.SimpleQueue[Event | BaseException] = queue.SimpleQueue()
 
 
@@ -73,15 +74,25 @@ class _Answer:
         self.done.set()
 
 
+class _Compiled:
+    """A constraint that is known before it is made: Ctrl-C may come right behind."""
+
+    def __init__(self) -> None:
+        self.cell = ctypes.c_void_p()
+        self.users = 1  # who makes it; Ctrl-C may leave one too many: then it stays to the end
+        self.key: tuple[str, bytes] | None = None  # while it is kept for the next
+
+
 class Constraints:
-    """Compiled ones, kept for the next that asks the same, and every share that somebody holds:
-    none may outlive the model, so what is held at its end is destroyed there."""
+    """Compiled ones, kept for the next that asks the same, and those that somebody uses: none may
+    outlive the model, so what is there at its end is destroyed there. Nothing is destroyed in a
+    caller's thread: Ctrl-C between that and its record would have it destroyed twice."""
 
     def __init__(self, lib: Library, model: int) -> None:
         self._lib, self._model = lib, model
-        self._kept: OrderedDict[tuple[str, bytes], int] = OrderedDict()
-        self._shares: list[int] = []  # of the callers
-        self._lock = threading.Lock()  # of the two above, and of their destruction
+        self._kept: OrderedDict[tuple[str, bytes], _Compiled] = OrderedDict()
+        self._all: list[_Compiled] = []
+        self._lock = threading.Lock()  # of the two above
 
     def share(self, kind: str, text: bytes) -> int:
         """For a user of the model, who hands it back (`give_back`) or leaves it to the end."""
@@ -89,44 +100,56 @@ class Constraints:
             found = self._kept.get((kind, text))
             if found is not None:
                 self._kept.move_to_end((kind, text))
-                return self._another(found)
-        made = ctypes.c_void_p()
+                found.users += 1
+                return found.cell.value or 0
+            made = _Compiled()
+            self._all.append(made)
         arguments = () if kind == "json" else (text, len(text))
-        self._lib.call(
-            f"pkv_constraint_create_{kind}", ctypes.byref(made), self._model, *arguments, None
-        )
-        with self._lock:
-            self._keep((kind, text), made.value or 0)
-            self._shares.append(made.value or 0)
-        return made.value or 0
+        create = f"pkv_constraint_create_{kind}"
+        try:
+            self._lib.call(create, ctypes.byref(made.cell), self._model, *arguments, None)
+            with self._lock:
+                self._keep((kind, text), made)
+        except BaseException:
+            with self._lock:
+                made.users = 0
+                if not made.cell.value:
+                    self._all.remove(made)
+            raise
+        return made.cell.value or 0
 
     def give_back(self, share: int) -> None:
-        """Nothing where it was given back before, or at the end."""
+        """On the engine's thread. Nothing where it was given back before."""
         with self._lock:
-            if share in self._shares:
-                self._shares.remove(share)
-                self._destroy(share)
+            for one in self._all:
+                if one.cell.value == share and one.users > 0:
+                    one.users -= 1
+                    break
+            self._sweep()
 
     def destroy(self) -> None:
-        """All of them, when the model has no user any more."""
+        """All of them, on the engine's thread, when the model has no user any more."""
         with self._lock:
-            for share in (*self._shares, *self._kept.values()):
-                self._destroy(share)
-            self._shares.clear()
             self._kept.clear()
+            for one in self._all:
+                one.users, one.key = 0, None
+            self._sweep()
 
-    def _another(self, constraint: int) -> int:
-        self._shares.append(self._lib.function("pkv_constraint_retain")(constraint))
-        return constraint
-
-    def _keep(self, key: tuple[str, bytes], made: int) -> None:
-        if key not in self._kept:  # two threads may have made it at once
-            self._kept[key] = self._lib.function("pkv_constraint_retain")(made)
+    def _keep(self, key: tuple[str, bytes], made: _Compiled) -> None:
+        if key in self._kept:  # two threads may have made it at once
+            return
+        # In this order: what is found there must never be swept, wherever Ctrl-C comes.
+        made.key = key
+        self._kept[key] = made
         if len(self._kept) > KEPT_CONSTRAINTS:
-            self._destroy(self._kept.popitem(last=False)[1])
+            self._kept.popitem(last=False)[1].key = None
 
-    def _destroy(self, share: int) -> None:
-        self._lib.function("pkv_constraint_destroy")(share)
+    def _sweep(self) -> None:
+        """Destroys what is neither used nor kept."""
+        unused = [one for one in self._all if one.users == 0 and one.key is None]
+        for one in unused:
+            self._all.remove(one)
+            self._lib.function("pkv_constraint_destroy")(one.cell.value)
 
 
 class Core:

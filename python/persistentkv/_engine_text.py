@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of answers as they come, and the calls of tools in whole ones."""
+"""Texts of answers as they come, and the calls of tools in them."""
 
 from __future__ import annotations
 
@@ -71,6 +71,11 @@ def _call(value: Any, names: set[str]) -> ToolCall | None:
 def tool_calls(text: str, style: int, names: set[str]) -> tuple[str, tuple[ToolCall, ...]]:
     """(what is no call, the calls) of a whole answer. Only names of the request's own tools make a
     call; everything else stays text, whatever the model wrote."""
+    content, calls = _split(text, style, names)
+    return (content.strip() if calls else content), calls
+
+
+def _split(text: str, style: int, names: set[str]) -> tuple[str, tuple[ToolCall, ...]]:
     marker = MARKERS.get(style)
     decoder = json.JSONDecoder()
     calls: list[ToolCall] = []
@@ -94,8 +99,51 @@ def tool_calls(text: str, style: int, names: set[str]) -> tuple[str, tuple[ToolC
         content += text[at:begin]
         calls += found
         at = end
-    rest = text[at:]
-    return (content + rest if not calls else (content + rest).strip()), tuple(calls)
+    return content + text[at:], tuple(calls)
+
+
+class CallStream:
+    """Text as it comes to what is no call, and the calls at its end. From where a call may begin on
+    everything waits for the end, and so do the blanks before it."""
+
+    def __init__(self, style: int, names: set[str]) -> None:
+        self._style, self._names = style, names
+        self._marker = MARKERS.get(style)
+        self._held = ""
+        self._begun = self._plain = self._calling = False
+
+    def add(self, text: str) -> str:
+        self._held += text
+        if self._calling:
+            return ""
+        ready = self._ready_marked(self._marker) if self._marker else self._ready_bare()
+        text, self._held = self._held[:ready], self._held[ready:]
+        self._begun = self._begun or ready > 0
+        return text
+
+    def end(self, text: str) -> tuple[str, tuple[ToolCall, ...]]:
+        """What is left, and the calls."""
+        text = self.add(text)
+        rest, calls = _split(self._held, self._style, self._names)
+        self._held = ""
+        if calls:  # blanks around the whole go, as in `tool_calls`; not those within it
+            rest = rest.rstrip() if self._begun else rest.strip()
+        return text + rest, calls
+
+    def _ready_bare(self) -> int:
+        """A call is the whole answer, or there is none: its first character tells."""
+        if not self._plain and self._held.strip():
+            self._calling = self._held.lstrip().startswith(("{", "["))
+            self._plain = not self._calling
+        return len(self._held) if self._plain else 0
+
+    def _ready_marked(self, marker: str) -> int:
+        at = self._held.find(marker)
+        self._calling = at >= 0
+        if at < 0:
+            begun = (n for n in range(len(marker) - 1, 0, -1) if self._held.endswith(marker[:n]))
+            at = len(self._held) - next(begun, 0)
+        return len(self._held[:at].rstrip())
 
 
 def _read_calls(

@@ -20,7 +20,7 @@ import json
 import math
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -28,7 +28,7 @@ import numpy as np
 from . import _abi
 from ._engine_core import Core, Event, Live
 from ._engine_lib import engine_lib
-from ._engine_text import MARKERS, TextStream, ToolCall, tool_calls
+from ._engine_text import MARKERS, CallStream, TextStream, ToolCall, tool_calls
 from ._lib import sized
 from ._options import index_of, set_options
 from .errors import InvalidArgument
@@ -112,12 +112,14 @@ class Piece(NamedTuple):
     Attributes:
         token: the one that came, or None where only held text comes.
         finish_reason: "" as long as it goes on.
+        tool_calls: of a chat with tools, all with the last piece.
     """
 
     index: int
     text: str
     token: Token | None
     finish_reason: str
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 class ModelInfo(NamedTuple):
@@ -367,8 +369,11 @@ class Engine:
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None,
         template: Mapping[str, Any] | None = None, **settings: Any
     ) -> Iterator[Piece]:
-        """The same as it comes; calls of tools are text here."""
-        return self._begin_chat(messages, _tool_list(tools), template, settings).pieces()
+        """The same as it comes; from where a tool's call may begin, the text waits for the end."""
+        tools, style = _tool_list(tools), self._tool_style()
+        names = {tool["function"]["name"] for tool in tools}
+        run = self._begin_chat(messages, tools, template, settings)
+        return _pieces_with_calls(run, style, names) if names else run.pieces()
 
     def _tool_style(self) -> int:
         with self._core.using() as model:
@@ -500,6 +505,25 @@ def _with_calls(choice: Choice, style: int, names: set[str]) -> Choice:
     return choice._replace(text=text, tool_calls=calls) if calls else choice
 
 
+def _pieces_with_calls(run: _Run, style: int, names: set[str]) -> Iterator[Piece]:
+    pieces = run.pieces()
+    streams = [CallStream(style, names) for _ in range(run.choices)]
+
+    def read() -> Iterator[Piece]:
+        try:
+            for piece in pieces:
+                stream = streams[piece.index]
+                if piece.finish_reason:
+                    text, calls = stream.end(piece.text)
+                    yield piece._replace(text=text, tool_calls=calls)
+                else:
+                    yield piece._replace(text=stream.add(piece.text))
+        finally:
+            pieces.close()
+
+    return read()
+
+
 def _json(value: Any, name: str) -> bytes:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")
@@ -591,7 +615,7 @@ class _Run:
         self, engine: Engine, live: Live, request: _Request, prompt_tokens: int, shown: int
     ) -> None:
         self._engine, self._live, self._shown = engine, live, shown
-        self.choices = live.left
+        self.choices = live.choices
         self.prompt_tokens, self.cached_tokens = prompt_tokens, 0
         self._stop_texts = request.stops
         self.stops_met: list[str | None] = [None] * self.choices
@@ -603,10 +627,7 @@ class _Run:
     def leave(self) -> None:
         self._finalizer()
 
-    def pieces(self) -> Iterator[Piece]:
-        return self._pieces()
-
-    def _pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Generator[Piece, None, None]:
         try:
             while self._left > 0:
                 event = self._live.events.get()

@@ -5,6 +5,7 @@ import gc
 import json
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -349,7 +350,7 @@ class Watched:
 
     def shares(self):
         """(made, destroyed) of the constraints."""
-        made = [*self.names("pkv_constraint_create"), *self.names("pkv_constraint_retain")]
+        made = self.names("pkv_constraint_create")
         gone = [a for name, a in self.log if name == "pkv_constraint_destroy" and a[0]]
         return len(made), len(gone)
 
@@ -404,7 +405,46 @@ def test_close_waits_for_threads_that_use_the_model(monkeypatch, held, call):
     assert isinstance(results[0], pkv.WrongState) == ("constraint" in held)
     assert lib.names()[-1] == "pkv_model_close" and held in lib.names()
     made, destroyed = lib.shares()
-    assert made == destroyed == 2 * ("constraint" in held)
+    assert made == destroyed == ("constraint" in held)
+
+
+def test_ctrl_c_behind_a_constraint(monkeypatch):
+    """Nobody knows of it yet, and it is destroyed all the same."""
+    lib = watch(monkeypatch)
+    create = lib.call
+
+    def interrupted(name, *arguments):
+        create(name, *arguments)
+        if name.startswith("pkv_constraint_create"):
+            raise KeyboardInterrupt
+
+    with make() as e:
+        monkeypatch.setattr(lib, "call", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            e.generate([5], json=True)
+        monkeypatch.setattr(lib, "call", create)
+        e.generate([5], json=True, max_tokens=1)
+        assert lib.shares() == (2, 1)  # the next request's end has seen to the first
+        for _ in range(3):
+            with pytest.raises(pkv.InvalidArgument):
+                e.generate([5], grammar="root ::= (")
+        assert [c.users for c in e._core.constraints._all] == [0]  # the kept one alone
+    assert lib.shares() == (2, 2)
+
+
+def test_an_answer_that_ends_before_anybody_waits_for_it(monkeypatch):
+    with make() as e:
+        ask = e._core.ask
+
+        def late(call):
+            value = ask(call)
+            while e._core._live:
+                time.sleep(0.001)
+            return value
+
+        monkeypatch.setattr(e._core, "ask", late)
+        assert [len(e.generate("a", max_tokens=1, n=n).choices) for n in (1, 3)] == [1, 3]
+        assert [p.finish_reason for p in e.stream("a", max_tokens=1)] == ["length"]
 
 
 def test_constraints_end_before_the_model(monkeypatch):
@@ -443,14 +483,16 @@ def test_ctrl_c_while_a_request_is_submitted(monkeypatch):
             interrupted.set()
             other.join(30)
             signal.signal(signal.SIGINT, before)
-        assert lib.shares() == (2, 0)  # its own and the kept one, neither freed beneath the call
+        (constraint,) = e._core.constraints._all
+        assert lib.shares() == (1, 0) and constraint.users == 1  # not freed beneath the call
         lib.go.set()
         limit = time.monotonic() + 30
         while e.stats["cancelled"] < 1 or e.stats["pages_in_use"]:
             assert time.monotonic() < limit
             time.sleep(0.01)
-        assert lib.shares() == (2, 1)
+        assert lib.shares() == (1, 0) and constraint.users == 0  # kept for the next
         assert e.generate("a", max_tokens=1).finish_reason == "length"
+    assert lib.shares() == (1, 1)
 
 
 def test_no_thread_for_the_engine(monkeypatch):
@@ -492,12 +534,15 @@ def test_tools_lose_no_answer(monkeypatch, kind):
         done = e.chat(messages, tools=iter(tools), grammar=f"root ::= {json.dumps(text)}")
         calls = ((("now", {}),), "") if kind == "call" else ((), text)
         assert (done.tool_calls, done.text) == calls
+        pieces = list(e.stream_chat(messages, tools=tools, grammar=f"root ::= {json.dumps(text)}"))
+        assert (pieces[-1].tool_calls, "".join(p.text for p in pieces)) == calls
+        assert len(pieces) == len(done.choices[0].tokens)
         for bad in ([{"type": "function"}], [{"function": {"name": ["a"]}}], ["now"], [None], 5,
                     "now", {"function": {"name": "now"}}, [{"function": "now"}]):
             for method in (e.chat, e.stream_chat):
                 with pytest.raises(pkv.InvalidArgument, match="tools"):
                     method(messages, tools=bad)
-        assert lib.names("pkv_engine_submit") == ["pkv_engine_submit"]  # the first alone
+        assert lib.names("pkv_engine_submit") == 2 * ["pkv_engine_submit"]  # the first two
 
 
 def test_an_engine_that_nobody_holds_ends():
@@ -565,11 +610,33 @@ def test_texts_of_any_split():
         (_engine_text.MISTRAL, '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "find", '
          '"arguments": "{\\"q\\": 1}"}]', "", [("now", {}), ("find", {"q": 1})]),
         (_engine_text.SHOWN, '{"name": "now", "argum', '{"name": "now", "argum', []),
+        (_engine_text.TAGGED, ' Of <tool_call>{"name": "rm"}</tool_call> \n<tool_call>'
+         '{"name": "now"}</tool_call>\nlater ',
+         'Of <tool_call>{"name": "rm"}</tool_call> \nlater', [("now", {})]),
         (_engine_text.PLAIN, "", "", []),
     ],
 )
 def test_tool_calls(style, text, content, calls):
     assert _engine_text.tool_calls(text, style, {"now", "find"}) == (content, tuple(calls))
+    pick = random.Random(3)
+    for _ in range(50):  # as it comes, in any pieces
+        stream, shown, at = _engine_text.CallStream(style, {"now", "find"}), "", 0
+        while at < len(text) and pick.random() < 0.95:
+            step = pick.randrange(6)
+            shown += stream.add(text[at : at + step])
+            assert content.strip().startswith(shown.strip()), shown
+            at += step
+        rest, found = stream.end(text[at:])
+        assert ((shown + rest).strip(), found) == (content.strip(), tuple(calls))
+        if not calls:
+            assert shown + rest == text
+
+
+def test_text_goes_out_before_calls():
+    stream = _engine_text.CallStream(_engine_text.TAGGED, {"now"})
+    said = [stream.add(t) for t in ("I look", ". ", "<tool", "> is", " a tag <tool_call>", "{")]
+    assert said == ["I look", ".", "", " <tool> is", " a tag", ""]
+    assert stream.end('"name": "now"}') == ("", (("now", {}),))
 
 
 DEEP = 100000
