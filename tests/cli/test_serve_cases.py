@@ -160,7 +160,11 @@ class Cases(ServerCase, Raw):
         pid = self.server.process.pid
         inodes = set()
         for fd in os.listdir(f"/proc/{pid}/fd"):
-            found = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{fd}"))
+            try:
+                name = os.readlink(f"/proc/{pid}/fd/{fd}")
+            except FileNotFoundError:  # a connection of another test that has just been closed
+                continue
+            found = re.fullmatch(r"socket:\[(\d+)\]", name)
             inodes.update(found.groups() if found else ())
         listening = []
         for table in ("tcp", "tcp6", "udp", "udp6"):
