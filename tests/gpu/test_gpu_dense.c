@@ -144,6 +144,96 @@ static void test_products(void **state) {
       }
 }
 
+/* A product of a real model's size: weights made on the device, some results checked. */
+static double weight_at(const product_case *c, pkv_dtype act, int64_t row, int64_t e) {
+  uint16_t one[1];
+  pkv_store(one, act, 0,
+            pkv_random_weight(5, (uint64_t)(row * c->k + e), pkv_random_deviation(c->k)));
+  return (double)pkv_load(one, act, 0);
+}
+
+static double dot_with(const product_case *c, pkv_dtype act, const both *x, int64_t row,
+                       int64_t of) {
+  double sum = 0.0;
+  for (int64_t e = 0; e < c->k; e++)
+    sum += weight_at(c, act, of, e) * (double)pkv_load(x->host, act, row * c->k + e);
+  return sum;
+}
+
+static void check_some(const product_case *c, pkv_dtype act, const both *x, const both *y,
+                       const void *got, pkv_rng *rng) {
+  const int64_t columns = c->gate ? c->n / 2 : c->n;
+  const pkv_dtype type = c->f32 ? PKV_DTYPE_F32 : act;
+  for (int i = 0; i < 40; i++) {
+    const int64_t of = (int64_t)pkv_rng_below(rng, (uint64_t)columns);
+    const int64_t row = (int64_t)pkv_rng_below(rng, (uint64_t)c->m);
+    double want = dot_with(c, act, x, row, of);
+    if (c->gate) want = want / (1.0 + exp(-want)) * dot_with(c, act, x, row, columns + of);
+    if (c->adds) want += (double)pkv_load(y->host, type, row * columns + of);
+    const double have = (double)pkv_load(got, type, row * columns + of);
+    const double u = c->f32 ? 3e-5 : act == PKV_DTYPE_F16 ? 1.0 / 512 : 1.0 / 64;
+    if (!(fabs(have - want) <= u * (fabs(want) + 0.5)))
+      fail_msg("%d rows with [%lld, %lld]: [%lld][%lld] is %.9g, should be %.9g", (int)c->m,
+               (long long)c->n, (long long)c->k, (long long)row, (long long)of, have, want);
+  }
+}
+
+static void run_large(const product_case *c, pkv_dtype act, pkv_rng *rng) {
+  const int64_t columns = c->gate ? c->n / 2 : c->n;
+  const pkv_wtype type = act == PKV_DTYPE_F16 ? PKV_WTYPE_F16 : PKV_WTYPE_BF16;
+  both x = random_of(act, c->m * c->k, rng, 1.0f);
+  both y = random_of(c->f32 ? PKV_DTYPE_F32 : act, c->m * columns, rng, 1.0f);
+  void *w = NULL, *scratch = NULL, *got = malloc(y.bytes), *again = malloc(y.bytes);
+  OK(pkv_device_alloc(&w, gpu, (size_t)(c->n * c->k) * 2, err));
+  OK(pkv_device_alloc(&scratch, gpu, (size_t)(c->m * c->n) * 2, err));
+  OK(gpu->dense->weight_random(gpu, w, act, c->n * c->k, 5, pkv_random_deviation(c->k), NULL, err));
+  const pkv_dense_matmul_params p = {
+      .w = {.type = type, .n = c->n, .k = c->k, .data = w, .row_bytes = c->k * 2},
+      .act = act,
+      .m = c->m,
+      .x = up(&x),
+      .x_stride = c->k,
+      .y = up(&y),
+      .y_stride = columns,
+      .y_f32 = c->f32,
+      .accumulate = c->adds,
+      .gate = c->gate,
+      .gate_scratch = scratch};
+  for (int i = 0; i < 3; i++) { /* the same bits each time */
+    gpu_copy(y.device, y.host, y.bytes);
+    OK(gpu->dense->matmul(gpu, &p, NULL, err));
+    gpu_copy(i ? again : got, y.device, y.bytes);
+    if (i && memcmp(again, got, y.bytes) != 0)
+      fail_msg("%d rows with [%lld, %lld]: other bits in run %d", (int)c->m, (long long)c->n,
+               (long long)c->k, i);
+  }
+  check_some(c, act, &x, &y, got, rng);
+  pkv_device_free(gpu, w);
+  pkv_device_free(gpu, scratch);
+  drop(&x), drop(&y);
+  free(got), free(again);
+}
+
+static void test_large_products(void **state) {
+  (void)state;
+  static const int32_t rows[] = {1, 8, 13, 16, 17};
+  pkv_rng rng;
+  NEED_GPU();
+  if (gpu_opt.small) skip();
+  prepare();
+  pkv_rng_init(&rng, 21);
+  for (size_t a = 0; a < COUNT(acts); a++)
+    for (size_t r = 0; r < COUNT(rows); r++) {
+      const product_case cases[] = {{6144, 4096, rows[r], false, false, PKV_DENSE_NO_GATE},
+                                    {4096, 4096, rows[r], true, true, PKV_DENSE_NO_GATE},
+                                    {28672, 4096, rows[r], false, false, PKV_DENSE_SILU},
+                                    {4096, 14336, rows[r], true, true, PKV_DENSE_NO_GATE},
+                                    {50304, 2048, rows[r], true, false, PKV_DENSE_NO_GATE}};
+      for (size_t i = 0; i < COUNT(cases); i++)
+        run_large(&cases[i], acts[a], &rng);
+    }
+}
+
 /* ------------------------------------------------------------------ norms */
 
 static void run_norm(int32_t n, pkv_dtype act, int variant, pkv_rng *rng) {
@@ -380,8 +470,9 @@ static void test_random_weights(void **state) {
 
 int gpu_suite_dense(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_products),  cmocka_unit_test(test_norms),
-      cmocka_unit_test(test_ropes),     cmocka_unit_test(test_embeddings),
-      cmocka_unit_test(test_likeliest), cmocka_unit_test(test_random_weights)};
+      cmocka_unit_test(test_products),      cmocka_unit_test(test_large_products),
+      cmocka_unit_test(test_norms),         cmocka_unit_test(test_ropes),
+      cmocka_unit_test(test_embeddings),    cmocka_unit_test(test_likeliest),
+      cmocka_unit_test(test_random_weights)};
   return cmocka_run_group_tests_name("dense", tests, gpu_setup, gpu_teardown);
 }

@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "backend/cuda/cuda_state.h"
 #include "backend/cuda/dense_launchers.h"
 #include "base/dtype.h"
 #include "gpu/gpu_case.h"
@@ -47,6 +48,14 @@ static bool quantised(pkv_wtype type) {
   return !test_wtype_is_float(type);
 }
 
+/* Weights in 16 bits have kernels of their own: scratch of theirs, NULL where the device has none.
+   They take rows of w in sixteens. */
+static void *few_sums;
+
+static bool covered(pkv_wtype type) {
+  return quantised(type) || (type != PKV_WTYPE_F32 && few_sums != NULL);
+}
+
 static pkv_weight host_weight(const few_case *c) {
   return (pkv_weight){.type = c->type,
                       .n = c->n,
@@ -57,6 +66,7 @@ static pkv_weight host_weight(const few_case *c) {
 
 static void few_init(few_case *c, uint64_t seed) {
   pkv_rng rng;
+  if (!quantised(c->type)) c->n = (c->n + 15) / 16 * 16;
   pkv_rng_init(&rng, seed);
   const size_t raw = (size_t)(c->n * test_wtype_row_bytes(c->type, c->k));
   c->w = malloc(raw);
@@ -130,10 +140,21 @@ static pkv_dense_matmul_params few_params(const few_case *c) {
   return p;
 }
 
+/* split: of packed weights alone. */
+static cudaError_t few_launch(const pkv_dense_matmul_params *p, int32_t split, int32_t dependent) {
+  const pkv_cuda_state *const state = pkv_cuda_state_of(gpu);
+  if (quantised(p->w.type)) return pkv_dense_launch_gemv_as(p, split, dependent, NULL);
+  return pkv_dense_launch_stream(p, state->tensor_encoder, few_sums, state->sms, dependent, NULL);
+}
+
+static bool few_fits(const pkv_dense_matmul_params *p, int32_t split) {
+  return quantised(p->w.type) ? pkv_dense_gemv_fits(p, split) != 0 : pkv_dense_stream_takes(p) != 0;
+}
+
 static void few_run(few_case *c, int32_t split, int32_t dependent) {
   const pkv_dense_matmul_params p = few_params(c);
   gpu_copy(c->d_y, c->start, c->y_bytes);
-  assert_int_equal(pkv_dense_launch_gemv_as(&p, split, dependent, NULL), cudaSuccess);
+  assert_int_equal(few_launch(&p, split, dependent), cudaSuccess);
   gpu_copy(c->y, c->d_y, c->y_bytes);
   OK(pkv_device_synchronize(gpu, NULL, err));
 }
@@ -219,27 +240,24 @@ static void few_check(const few_case *c, const char *what) {
 static bool few_once(few_case c, int32_t split, const char *what) {
   few_init(&c, (uint64_t)(c.k * 31 + c.m));
   const pkv_dense_matmul_params p = few_params(&c);
-  const bool fits = pkv_dense_gemv_fits(&p, split) != 0;
+  const bool fits = few_fits(&p, split);
   if (fits) {
     few_run(&c, split, 0);
     few_check(&c, what);
   } else {
-    assert_int_equal(pkv_dense_launch_gemv_as(&p, split, 0, NULL), cudaErrorInvalidValue);
+    assert_int_equal(few_launch(&p, split, 0), cudaErrorInvalidValue);
   }
   few_deinit(&c);
   return fits;
 }
 
 static bool here(void) {
-  if (gpu == NULL) return false;
+  if (gpu == NULL || pkv_cuda_state_of(gpu)->major < 9) return false;
   assert_int_equal(pkv_dense_kernels_prepare(), cudaSuccess);
-  const pkv_dense_matmul_params p = {
-      .w = {.type = PKV_WTYPE_F16, .n = 16, .k = 64, .row_bytes = 128},
-      .act = PKV_DTYPE_F16,
-      .m = 1,
-      .x_stride = 64,
-      .y_stride = 16};
-  return pkv_dense_gemv_takes(&p) != 0;
+  if (few_sums == NULL && pkv_dense_device_has_wgmma())
+    OK(pkv_device_alloc(&few_sums, gpu, pkv_dense_stream_scratch(pkv_cuda_state_of(gpu)->sms),
+                        err));
+  return true;
 }
 
 /* Each inner size and number of rows, all weight types that have kernels. */
@@ -249,9 +267,9 @@ static void test_sizes(void **state) {
   for (size_t t = 0; t < TEST_WTYPES; t++) {
     const pkv_wtype type = test_wtypes[t];
     const int64_t step = test_wtype_is_super(type) ? 256 : 32, most = gpu_opt.small ? 320 : 1024;
-    if (type == PKV_WTYPE_F32) continue;
+    if (!covered(type)) continue;
     for (int64_t k = step > 64 ? step : 64; k <= most; k += step)
-      for (int32_t m = 1; m <= 9; m++) {
+      for (int32_t m = 1; m <= (quantised(type) ? 9 : 16); m++) {
         const few_case c = {.type = type,
                             .act = type == PKV_WTYPE_BF16  ? PKV_DTYPE_BF16
                                    : type == PKV_WTYPE_F16 ? PKV_DTYPE_F16
@@ -280,8 +298,8 @@ static void test_splits(void **state) {
   for (size_t t = 1; t < TEST_WTYPES; t++)
     for (size_t i = 0; i < COUNT(cells); i++) {
       const pkv_wtype type = test_wtypes[t];
-      if (cells[i].k % test_wtype_block(type) != 0) continue;
-      if (cells[i].m > PKV_DENSE_GEMV_ROWS && !quantised(type)) continue;
+      if (!covered(type) || cells[i].k % test_wtype_block(type) != 0) continue;
+      if (cells[i].m > PKV_DENSE_STREAM_ROWS && !quantised(type)) continue;
       const few_case c = {.type = type,
                           .act = type == PKV_WTYPE_F16 ? PKV_DTYPE_F16 : PKV_DTYPE_BF16,
                           .m = cells[i].m,
@@ -294,6 +312,33 @@ static void test_splits(void **state) {
       /* Of the widest types some shares of 11 and 16 rows are too large; the others run. */
       if (cells[i].split <= 1 || cells[i].m < 8) assert_true(ran);
     }
+}
+
+/* Weights in 16 bits: clusters of 1, 2, 4 and 8 CTAs with a tile each, and more tiles than there
+   are clusters, whose units CTAs divide; inner sizes that end inside a unit. */
+static void test_streams(void **state) {
+  static const struct {
+    int64_t n, k;
+  } cells[] = {{2000, 264}, {2000, 1000}, {1008, 520}, {4096, 200},
+               {4240, 72},  {4400, 136},  {4400, 968}, {9008, 328}};
+  static const int32_t rows[] = {1, 8, 9, 16};
+  (void)state;
+  if (!here() || few_sums == NULL) skip();
+  for (size_t i = 0; i < (gpu_opt.small ? 1 : COUNT(cells)); i++)
+    for (size_t r = 0; r < COUNT(rows); r++)
+      for (int bf16 = 0; bf16 < 2; bf16++) {
+        few_case c = {.type = bf16 ? PKV_WTYPE_BF16 : PKV_WTYPE_F16,
+                      .act = bf16 ? PKV_DTYPE_BF16 : PKV_DTYPE_F16,
+                      .m = rows[r],
+                      .n = cells[i].n,
+                      .k = cells[i].k,
+                      .y_f32 = 1,
+                      .accumulate = 1};
+        if (bf16) assert_true(few_once(c, 0, "streams"));
+        c.accumulate = c.y_f32 = 0;
+        c.gate = bf16 ? PKV_DENSE_GELU : PKV_DENSE_SILU;
+        if (!bf16) assert_true(few_once(c, 0, "streams"));
+      }
 }
 
 static void test_gates(void **state) {
@@ -310,15 +355,14 @@ static void test_gates(void **state) {
                             .k = m % 2 ? 512 : 4096,
                             .gate = (pkv_dense_gate)gate,
                             .y_f32 = m % 2 == 0};
+        if (!covered(type)) continue;
         assert_true(few_once(c, m % 2 ? 0 : 2, "gates"));
       }
 }
 
 /* Dependent launches, each reading what the one before wrote; the same bits each time. */
-static void test_chain(void **state) {
-  (void)state;
-  if (!here()) skip();
-  few_case c = {.type = PKV_WTYPE_BF16, .act = PKV_DTYPE_BF16, .m = 3, .n = 512, .k = 512};
+static void chain(pkv_wtype type, int32_t m, int64_t n) {
+  few_case c = {.type = type, .act = PKV_DTYPE_BF16, .m = m, .n = n, .k = n};
   few_init(&c, 7);
   unsigned char *first = malloc(c.y_bytes);
   pkv_dense_matmul_params there = few_params(&c), back = there;
@@ -329,9 +373,8 @@ static void test_chain(void **state) {
   for (int round = 0; round < 3; round++) {
     gpu_copy(c.d_x, c.x, c.x_bytes);
     gpu_copy(c.d_y, c.start, c.y_bytes);
-    for (int i = 0; i < 40; i++)
-      assert_int_equal(pkv_dense_launch_gemv(i % 2 ? &back : &there, round != 1, NULL),
-                       cudaSuccess);
+    for (int i = 0; i < (n > 1024 ? 24 : 40); i++) /* they grow: still finite */
+      assert_int_equal(few_launch(i % 2 ? &back : &there, 0, round != 1), cudaSuccess);
     gpu_copy(c.y, c.d_y, c.y_bytes);
     OK(pkv_device_synchronize(gpu, NULL, err));
     if (round == 0) memcpy(first, c.y, c.y_bytes);
@@ -339,6 +382,16 @@ static void test_chain(void **state) {
   }
   free(first);
   few_deinit(&c);
+}
+
+static void test_chain(void **state) {
+  (void)state;
+  if (!here()) skip();
+  chain(PKV_WTYPE_Q8_0, 3, 512);
+  if (!covered(PKV_WTYPE_BF16)) return;
+  chain(PKV_WTYPE_BF16, 3, 512);
+  chain(PKV_WTYPE_BF16, 13, 512);
+  chain(PKV_WTYPE_BF16, 5, gpu_opt.small ? 1024 : 4352); /* sums left for other CTAs */
 }
 
 /* NaN and infinity in one row stay there. */
@@ -353,6 +406,7 @@ static void test_nan_of_one_row(void **state) {
                   .n = 40,
                   .k = 512,
                   .y_f32 = 1};
+    if (!covered(type)) continue;
     few_init(&c, 11);
     unsigned char *clean = malloc(c.y_bytes);
     few_run(&c, 0, 0);
@@ -435,23 +489,23 @@ static void test_refused(void **state) {
   (void)state;
   if (!here()) skip();
   const pkv_dense_matmul_params good = {
-      .w = {.type = PKV_WTYPE_F16, .n = 16, .k = 64, .row_bytes = 128},
+      .w = {.type = PKV_WTYPE_Q8_0, .n = 16, .k = 64, .row_bytes = 68},
       .act = PKV_DTYPE_F16,
-      .m = 16,
+      .m = 64,
       .x_stride = 64,
       .y_stride = 16};
   pkv_dense_matmul_params p = good;
   assert_int_equal(pkv_dense_gemv_takes(&p), 1);
-  p.m = 17;
+  p.m = 65;
   assert_int_equal(pkv_dense_gemv_takes(&p), 0);
   p = good;
   p.w.k = 72;
   assert_int_equal(pkv_dense_gemv_takes(&p), 0);
   p = good;
-  p.act = PKV_DTYPE_BF16;
+  p.w.type = PKV_WTYPE_F32;
   assert_int_equal(pkv_dense_gemv_takes(&p), 0);
   p = good;
-  p.w.type = PKV_WTYPE_F32;
+  p.w.type = PKV_WTYPE_F16;
   assert_int_equal(pkv_dense_gemv_takes(&p), 0);
   p = good;
   p.gate = PKV_DENSE_SILU;
@@ -462,12 +516,53 @@ static void test_refused(void **state) {
   assert_int_equal(pkv_dense_quant_bytes(PKV_WTYPE_Q4_K, 16, 64), 0);
 }
 
+/* The same of weights in 16 bits. */
+static void test_streams_refused(void **state) {
+  (void)state;
+  if (!here() || few_sums == NULL) skip();
+  const pkv_dense_matmul_params good = {
+      .w = {.type = PKV_WTYPE_F16, .n = 16, .k = 64, .row_bytes = 128},
+      .act = PKV_DTYPE_F16,
+      .m = 16,
+      .x_stride = 64,
+      .y_stride = 16};
+  pkv_dense_matmul_params p = good;
+  assert_int_equal(pkv_dense_stream_takes(&p), 1);
+  p.m = 17;
+  assert_int_equal(pkv_dense_stream_takes(&p), 0);
+  p.m = 0;
+  assert_int_equal(pkv_dense_stream_takes(&p), 0);
+  p = good;
+  p.act = PKV_DTYPE_BF16;
+  assert_int_equal(pkv_dense_stream_takes(&p), 0);
+  p = good;
+  p.w.n = 24;
+  assert_int_equal(pkv_dense_stream_takes(&p), 0);
+  p = good;
+  p.w.row_bytes = 136;
+  assert_int_equal(pkv_dense_stream_takes(&p), 0);
+  p = good;
+  p.w.type = PKV_WTYPE_Q8_0;
+  assert_int_equal(pkv_dense_stream_takes(&p), 0);
+  p = good;
+  p.x_stride = 68;
+  assert_int_equal(pkv_dense_stream_takes(&p), 0);
+  assert_int_equal(few_launch(&p, 0, 0), cudaErrorInvalidValue);
+}
+
+static int few_teardown(void **state) {
+  if (gpu != NULL) pkv_device_free(gpu, few_sums);
+  few_sums = NULL;
+  return gpu_teardown(state);
+}
+
 int gpu_suite_few(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_sizes),          cmocka_unit_test(test_splits),
-      cmocka_unit_test(test_gates),          cmocka_unit_test(test_chain),
-      cmocka_unit_test(test_nan_of_one_row), cmocka_unit_test(test_packing),
-      cmocka_unit_test(test_refused),
+      cmocka_unit_test(test_sizes),           cmocka_unit_test(test_splits),
+      cmocka_unit_test(test_gates),           cmocka_unit_test(test_chain),
+      cmocka_unit_test(test_nan_of_one_row),  cmocka_unit_test(test_packing),
+      cmocka_unit_test(test_refused),         cmocka_unit_test(test_streams),
+      cmocka_unit_test(test_streams_refused),
   };
-  return cmocka_run_group_tests_name("few", tests, gpu_setup, gpu_teardown);
+  return cmocka_run_group_tests_name("few", tests, gpu_setup, few_teardown);
 }

@@ -8,6 +8,7 @@
 #include "backend/cuda/dense_launch.h"
 #include "backend/cuda/dense_launchers.h"
 #include "backend/cuda/dense_pack.h"
+#include "backend/device_ops.h"
 
 static int32_t dependent_of(const pkv_executor *executor) {
   return pkv_cuda_state_of(executor)->major >= 9;
@@ -18,12 +19,17 @@ static pkv_status dense_prepare(pkv_executor *executor, pkv_error *err) {
   if (state->products) return PKV_OK;
   PKV_CUDA(err, cudaSetDevice(state->device));
   PKV_CUDA(err, pkv_dense_kernels_prepare());
+  if (!state->stream_sums) /* zeroed */
+    PKV_TRY(executor->device_ops->alloc(&state->stream_sums, executor,
+                                        pkv_dense_stream_scratch(state->sms), err));
   return pkv_cuda_products_create(&state->products, executor, err);
 }
 
 void pkv_cuda_dense_deinit(pkv_executor *executor) {
   pkv_cuda_state *state = pkv_cuda_state_of(executor);
-  if (state) pkv_cuda_products_destroy(state->products, executor);
+  if (!state) return;
+  pkv_cuda_products_destroy(state->products, executor);
+  if (state->stream_sums && cudaFree(state->stream_sums) != cudaSuccess) (void)cudaGetLastError();
 }
 
 static pkv_status dense_free_bytes(size_t *bytes, pkv_executor *executor, pkv_error *err) {
@@ -176,9 +182,22 @@ static pkv_status dense_embed(pkv_executor *executor, const pkv_dense_embed_para
                            "dense_embed", (cudaStream_t)stream, err);
 }
 
-/* Of packed weights: those in 16 bits the library multiplies as fast for every number of rows. */
-static bool is_few(const pkv_dense_matmul_params *p) {
-  return is_packed(&p->w) && pkv_dense_gemv_takes(p);
+/* Few rows, by own kernels: *e is what their launch said. The kernels know how many rows they are
+   faster for than the library. */
+static const char *multiply_few(pkv_executor *executor, const pkv_dense_matmul_params *p,
+                                cudaStream_t stream, cudaError_t *e) {
+  const pkv_cuda_state *const state = pkv_cuda_state_of(executor);
+  const int32_t dependent = dependent_of(executor);
+  if (pkv_dense_gemv_takes(p)) {
+    *e = pkv_dense_launch_gemv(p, dependent, stream);
+    return "dense_few";
+  }
+  if (state->tensor_encoder && pkv_dense_stream_takes(p)) {
+    *e = pkv_dense_launch_stream(p, state->tensor_encoder, state->stream_sums, state->sms,
+                                 dependent, stream);
+    return "dense_stream";
+  }
+  return NULL;
 }
 
 static pkv_status multiply_by_library(pkv_executor *executor, const pkv_dense_matmul_params *p,
@@ -190,20 +209,19 @@ static pkv_status multiply_by_library(pkv_executor *executor, const pkv_dense_ma
 
 static pkv_status dense_matmul(pkv_executor *executor, const pkv_dense_matmul_params *p,
                                void *stream, pkv_error *err) {
-  const int32_t dependent = dependent_of(executor);
+  cudaError_t e = cudaSuccess;
   PKV_CHECK(err, pkv_cuda_state_of(executor)->products, PKV_E_STATE, "products were not prepared");
   if (p->m == 0) return PKV_OK;
-  if (is_few(p))
-    return pkv_cuda_launched(executor, pkv_dense_launch_gemv(p, dependent, (cudaStream_t)stream),
-                             "dense_few", (cudaStream_t)stream, err);
+  const char *const few = multiply_few(executor, p, (cudaStream_t)stream, &e);
+  if (few) return pkv_cuda_launched(executor, e, few, (cudaStream_t)stream, err);
   if (p->gate == PKV_DENSE_NO_GATE)
     return multiply_by_library(executor, p, (cudaStream_t)stream, err);
   pkv_dense_matmul_params both = *p;
   both.y = p->gate_scratch;
   both.y_stride = p->w.n;
   PKV_TRY(multiply_by_library(executor, &both, (cudaStream_t)stream, err));
-  return pkv_cuda_launched(executor, pkv_dense_launch_gate(p, dependent, (cudaStream_t)stream),
-                           "dense_gate", (cudaStream_t)stream, err);
+  e = pkv_dense_launch_gate(p, dependent_of(executor), (cudaStream_t)stream);
+  return pkv_cuda_launched(executor, e, "dense_gate", (cudaStream_t)stream, err);
 }
 
 static pkv_status dense_norm(pkv_executor *executor, const pkv_dense_norm_params *p, void *stream,

@@ -20,6 +20,7 @@ typedef struct pkv_cuda_state {
   void *tensor_encoder;          /* NULL where the driver has none */
   int check;                     /* PKV_CUDA_CHECK: synchronise after each launch */
   pkv_cuda_products *products;   /* NULL until a model asks for them */
+  void *stream_sums;             /* scratch of products that stream weights; as products */
 } pkv_cuda_state;
 
 #define PKV_CUDA(err, call)                                                                        \

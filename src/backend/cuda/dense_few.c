@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products of few rows: which kernel, and how many CTAs share a row. */
+/* Products of packed weights with few rows: which kernel, and how many CTAs share a row. */
 #include "backend/cuda/dense_few.h"
 
 #include "backend/cuda/dense_launchers.h"
@@ -11,10 +11,6 @@
 
 static const pkv_few_set *set_of(pkv_wtype type) {
   switch (type) {
-  case PKV_WTYPE_F16:
-    return &pkv_few_f16;
-  case PKV_WTYPE_BF16:
-    return &pkv_few_bf16;
   case PKV_WTYPE_Q4_0:
     return &pkv_few_q4_0;
   case PKV_WTYPE_Q4_1:
@@ -69,11 +65,7 @@ static int32_t rows_of(const pkv_few_set *set, int32_t m, int64_t k) {
 }
 
 static int takes(const pkv_few_set *set, const pkv_dense_matmul_params *p) {
-  const pkv_wtype act = p->act == PKV_DTYPE_BF16 ? PKV_WTYPE_BF16 : PKV_WTYPE_F16;
-  const int plain = p->w.type == PKV_WTYPE_F16 || p->w.type == PKV_WTYPE_BF16;
-  const int32_t most = plain ? PKV_DENSE_GEMV_ROWS : PKV_DENSE_GEMV_ROWS_PACKED;
-  if (set == NULL || p->m < 1 || p->m > most || p->w.k % 32 != 0) return 0;
-  if (plain && (p->w.type != act || p->w.row_bytes % 16 != 0)) return 0;
+  if (set == NULL || p->m < 1 || p->m > PKV_DENSE_GEMV_ROWS || p->w.k % 32 != 0) return 0;
   if ((uintptr_t)p->w.data % 16 != 0 || (uintptr_t)p->x % 16 != 0 || p->x_stride % 8 != 0) return 0;
   if (p->w.n > (1 << 30) || p->w.k > (1 << 24)) return 0;
   if (p->gate != PKV_DENSE_NO_GATE && p->w.n % 16 != 0) return 0;
@@ -94,12 +86,12 @@ int pkv_dense_gemv_takes(const pkv_dense_matmul_params *p) {
 }
 
 cudaError_t pkv_dense_kernels_prepare(void) {
-  static const pkv_wtype types[] = {PKV_WTYPE_F16,  PKV_WTYPE_BF16, PKV_WTYPE_Q4_0, PKV_WTYPE_Q4_1,
-                                    PKV_WTYPE_Q4_K, PKV_WTYPE_Q5_0, PKV_WTYPE_Q5_1, PKV_WTYPE_Q5_K,
-                                    PKV_WTYPE_Q6_K, PKV_WTYPE_Q8_0};
+  static const pkv_wtype types[] = {PKV_WTYPE_Q4_0, PKV_WTYPE_Q4_1, PKV_WTYPE_Q4_K, PKV_WTYPE_Q5_0,
+                                    PKV_WTYPE_Q5_1, PKV_WTYPE_Q5_K, PKV_WTYPE_Q6_K, PKV_WTYPE_Q8_0};
   cudaError_t e = cudaSuccess;
   if (!device_is_new()) return e;
   e = pkv_dense_prefill_prepare();
+  if (e == cudaSuccess) e = pkv_dense_stream_prepare();
   for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
     for (int j = 0; j < 2 && e == cudaSuccess; j++)
       e = cudaFuncSetAttribute(set_of(types[i])->kernel[j],
@@ -108,10 +100,10 @@ cudaError_t pkv_dense_kernels_prepare(void) {
 }
 
 static pkv_few_args arguments(const pkv_dense_matmul_params *p, const pkv_few_set *set) {
-  const pkv_pack_layout l = pkv_pack_layout_of(p->w.type);
+  const pkv_pack_layout l = pkv_pack_layout_of((int32_t)p->w.type);
   pkv_few_args a = {0};
   a.w = p->w.data;
-  a.w_step = l.cell_bytes > 0 ? pkv_pack_strip(&l, p->w.k) : p->w.row_bytes;
+  a.w_step = pkv_pack_strip(&l, p->w.k);
   a.x = p->x;
   a.y = p->y;
   a.x_stride = p->x_stride;

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of few rows: y[m, n] = x[m, k] w[n, k]^T for m <= 16, at the rate at which w is read.
+ * Products of few rows with packed weights: y[m, n] = x[m, k] w[n, k]^T for m <= 16.
  *
  * Mapping: a tile is 16 rows of w (with a gate 8 of gate and the 8 of up that belong to them); CTAs
  * take tiles in turn, and a cluster of `split` CTAs shares the elements of a row. A warp has
- * elements of its own (64 of each chunk, of packed weights 128), brings them straight to registers,
- * a few shares ahead, and multiplies by m16n8k16, w on the M side and the rows of x on the N side:
- * one product for 8 rows costs what one row would. The order of elements inside a product is free,
- * so a lane reads 16 bytes of a row and splits them over two products; x lies in shared memory in
- * the same order. Warps meet at the end of a tile only, where their sums are added in order; CTAs
- * of a cluster every few tiles, through their shared memory, in order too.
+ * elements of its own (128 of each chunk), brings them straight to registers, a few shares ahead,
+ * and multiplies by m16n8k16, w on the M side and the rows of x on the N side: one product for 8
+ * rows costs what one row would. The order of elements inside a product is free: x lies in shared
+ * memory in the order in which a lane has its weights. Warps meet at the end of a tile only, where
+ * their sums are added in order; CTAs of a cluster every few tiles, through their shared memory, in
+ * order too.
  *
  * w does not depend on the kernel ahead: its first shares are asked for before the grid-dependency
  * wait, x is read after it.
  *
  * Shared memory: x[m, k / split] in 16 bits, 20 to 57 KiB of sums. Bytes read: those of w once, x
- * once a CTA from L2. Packed weights: x is scaled by a power of two a row, so that f16 holds it.
+ * once a CTA from L2. x in bf16 is scaled by a power of two a row, so that f16 holds it.
  * Registers: up to 121, which leaves the kernel behind no room to begin early.
  */
 #ifndef PKV_CUDA_DENSE_FEW_CUH
@@ -36,61 +36,6 @@ static __device__ __forceinline__ bool pkv_few_has(const pkv_few_args &a, int ti
 
 /* A warp brings its elements straight to registers, `stages` shares ahead. */
 
-/* Weights in 16 bits, row by row: a lane has 8 elements of a row and of the one 8 below it. */
-template <typename MMA> struct pkv_few_plain {
-  typedef MMA mma;
-  static constexpr int warps = 16, warp_k = 64, chunk_k = warps * warp_k, step_k = 32, stages = 2;
-  static constexpr bool scaled = false;
-
-  struct share {
-    uint4 low[warp_k / step_k], high[warp_k / step_k];
-  };
-
-  static __device__ __forceinline__ void fetch(share &s, const pkv_few_args &a, int tile, int chunk,
-                                               int warp, int lane) {
-    const int k = chunk * chunk_k + warp * warp_k, r = lane / 4;
-    if (tile >= a.tiles) return;
-    /* Rows that are not there read others': nobody looks at what becomes of them. */
-    const int first = pkv_few_has(a, tile, r) ? pkv_few_source(a, tile, r) : 0;
-    const int second = pkv_few_has(a, tile, r + 8) ? pkv_few_source(a, tile, r + 8) : first;
-    const unsigned char *const low = a.w + first * a.w_step + (k + (lane & 3) * 8) * 2;
-    const unsigned char *const high = a.w + second * a.w_step + (k + (lane & 3) * 8) * 2;
-#pragma unroll
-    for (int i = 0; i < warp_k / step_k; ++i) {
-      if (k + i * step_k >= a.k) break;
-      s.low[i] = __ldcs((const uint4 *)(low + i * step_k * 2));
-      s.high[i] = __ldcs((const uint4 *)(high + i * step_k * 2));
-    }
-  }
-  /* Place of x's elements 8 j .. 8 j + 7: line (of 4 places of 16 bytes) and place. */
-  static __device__ __forceinline__ void place(int j, int *line, int *at) {
-    *line = j >> 2;
-    *at = j & 3;
-  }
-  template <int NB>
-  static __device__ __forceinline__ void multiply(float acc[2][4], const pkv_few_args &a,
-                                                  const share &s, const unsigned char *x, int chunk,
-                                                  int first_chunk, int warp, int lane) {
-#pragma unroll
-    for (int i = 0; i < warp_k / step_k; ++i) {
-      const int k = chunk * chunk_k + warp * warp_k + i * step_k;
-      if (k >= a.k) break;
-      const uint4 low = s.low[i], high = s.high[i];
-      const uint32_t first[4] = {low.x, high.x, low.y, high.y};
-      const uint32_t second[4] = {low.z, high.z, low.w, high.w};
-      const int line = k / step_k - first_chunk * (chunk_k / step_k);
-#pragma unroll
-      for (int b = 0; b < NB; ++b) {
-        const int col = b * 8 + lane / 4;
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (col < a.m) v = *(const uint4 *)(x + (line * a.m + col) * 64 + (lane & 3) * 16);
-        MMA::mma(acc[NB == 1 ? 0 : b], first, v.x, v.y);
-        MMA::mma(acc[NB == 1 ? 1 : b], second, v.z, v.w);
-      }
-    }
-  }
-};
-
 /* Packed weights: a warp's share of a chunk is half a cell of two strips. It comes straight to
    registers, `stages` shares ahead: as many bytes in flight as a ring has, and no addresses. */
 template <int TYPE> struct pkv_few_packed {
@@ -98,7 +43,6 @@ template <int TYPE> struct pkv_few_packed {
   typedef pkv_pack_of<TYPE> L;
   static constexpr int warps = 16, warp_k = PKV_PACK_HALF, chunk_k = warps * warp_k, step_k = 32;
   static constexpr int stages = L::codes > 16 || L::high > 0 ? 2 : L::tail > 0 ? 3 : 4;
-  static constexpr bool scaled = true;
 
   struct share {
     pkv_packed_bytes<TYPE> low, high; /* of the two strips */
@@ -192,13 +136,13 @@ static __device__ __forceinline__ void pkv_few_collect(uint32_t *largest, int ro
 }
 
 /* x's rows, elements 8 first .. 8 end - 1, to shared memory; past k zeros. largest: of each row, in
-   bf16's bits, only where W scales. */
+   bf16's bits, only where x is bf16. */
 template <typename W>
 static __device__ __forceinline__ void pkv_few_stage(unsigned char *x, uint32_t *largest,
                                                      const pkv_few_args &a, int first, int end) {
   constexpr int threads = W::warps * 32, batch = 4;
   const int runs = end - first, total = runs * a.m, lane = threadIdx.x & 31;
-  const bool scales = W::scaled && a.act == PKV_DTYPE_BF16;
+  const bool scales = a.act == PKV_DTYPE_BF16;
   for (int base = (int)threadIdx.x - lane; base < total; base += batch * threads) {
     uint4 v[batch];
     int rows[batch];
@@ -297,7 +241,7 @@ template <typename W, int NB> struct pkv_few_finish {
 #pragma unroll
     for (int w = 0; w < W::warps; ++w)
       v += sums[(parity * W::warps + w) * warp_sums + col() * PKV_FEW_PITCH + row()];
-    if (W::scaled && a.act == PKV_DTYPE_BF16) v *= __frcp_rn(pkv_few_scale(largest[col()]));
+    if (a.act == PKV_DTYPE_BF16) v *= __frcp_rn(pkv_few_scale(largest[col()]));
     return v;
   }
   __device__ __forceinline__ void put_out(int tile, float v, float old) const {
@@ -331,7 +275,7 @@ static __device__ __forceinline__ void pkv_few_take_x(unsigned char *x, uint32_t
   __syncthreads();
   pkv_few_stage<W>(x, largest, a, first * runs, end_run);
   __syncthreads();
-  if (W::scaled && a.act == PKV_DTYPE_BF16) {
+  if (a.act == PKV_DTYPE_BF16) {
     pkv_few_convert<W>(x, largest, a, end_run - first * runs);
     __syncthreads();
   }

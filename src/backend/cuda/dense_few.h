@@ -8,7 +8,7 @@
 /* Passed by value. */
 typedef struct pkv_few_args {
   const unsigned char *w;
-  int64_t w_step; /* bytes between rows; packed: between strips of 8 rows */
+  int64_t w_step; /* bytes between strips of 8 rows */
   const void *x;
   void *y;
   int64_t x_stride, y_stride;
@@ -33,8 +33,8 @@ typedef struct pkv_few_set {
 #ifdef __cplusplus
 extern "C" {
 #endif
-extern const pkv_few_set pkv_few_f16, pkv_few_bf16, pkv_few_q4_0, pkv_few_q4_1, pkv_few_q4_k,
-    pkv_few_q5_0, pkv_few_q5_1, pkv_few_q5_k, pkv_few_q6_k, pkv_few_q8_0;
+extern const pkv_few_set pkv_few_q4_0, pkv_few_q4_1, pkv_few_q4_k, pkv_few_q5_0, pkv_few_q5_1,
+    pkv_few_q5_k, pkv_few_q6_k, pkv_few_q8_0;
 #ifdef __cplusplus
 }
 #endif

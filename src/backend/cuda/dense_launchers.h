@@ -18,10 +18,12 @@ extern "C" {
 /* Raises the kernels' limits of shared memory. Once a device, before any launch. */
 cudaError_t pkv_dense_kernels_prepare(void);
 
-/* Products of few rows (dense_few.cuh). 0: take a library. Packed weights are read once for each
-   16 rows, which is less than to unpack them first up to 64. */
-#define PKV_DENSE_GEMV_ROWS        16
-#define PKV_DENSE_GEMV_ROWS_PACKED 64
+/* Warpgroup products are sm_90a's alone. Of the current device. */
+int pkv_dense_device_has_wgmma(void);
+
+/* Products of packed weights with few rows (dense_few.cuh). 0: take a library. Weights are read
+   once for each 16 rows, which is less than to unpack them first up to 64. */
+#define PKV_DENSE_GEMV_ROWS 64
 int pkv_dense_gemv_takes(const pkv_dense_matmul_params *p);
 /* dependent: the kernel may begin before the one ahead of it has ended; it reads weights then, and
    everything else after that end. */
@@ -32,6 +34,18 @@ cudaError_t pkv_dense_launch_gemv(const pkv_dense_matmul_params *p, int32_t depe
 int pkv_dense_gemv_fits(const pkv_dense_matmul_params *p, int32_t split);
 cudaError_t pkv_dense_launch_gemv_as(const pkv_dense_matmul_params *p, int32_t split,
                                      int32_t dependent, cudaStream_t stream);
+
+/* Products of weights in 16 bits with few rows (dense_stream.cu). 0: take a library, which is as
+   fast for more rows. scratch: pkv_dense_stream_scratch bytes, zeros before its first use, of one
+   stream at a time; encoder: the driver's for tensor maps; sms: of the device. */
+#define PKV_DENSE_STREAM_ROWS 16
+int pkv_dense_stream_takes(const pkv_dense_matmul_params *p);
+size_t pkv_dense_stream_scratch(int32_t sms);
+cudaError_t pkv_dense_launch_stream(const pkv_dense_matmul_params *p, const void *encoder,
+                                    void *scratch, int32_t sms, int32_t dependent,
+                                    cudaStream_t stream);
+/* Part of pkv_dense_kernels_prepare. */
+cudaError_t pkv_dense_stream_prepare(void);
 
 /* Quantised matrices lie on the device as dense_pack.h says. Bytes of one, 0 = no kernel takes the
    type. */

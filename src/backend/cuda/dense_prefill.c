@@ -19,8 +19,7 @@ static int aligned(const pkv_cache *c) {
   return strides % 8 == 0 && (uintptr_t)c->k % 16 == 0 && (uintptr_t)c->v % 16 == 0;
 }
 
-/* The products are sm_90a's alone. */
-static int device_has_wgmma(void) {
+int pkv_dense_device_has_wgmma(void) {
   int device = 0, major = 0, minor = 0;
   if (cudaGetDevice(&device) != cudaSuccess ||
       cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
@@ -37,12 +36,12 @@ int pkv_dense_prefill_takes(const pkv_dense_prefill_params *p) {
   if (p->query_heads % c->kv_heads != 0 || c->pages > INT32_MAX - 1) return 0;
   if ((uintptr_t)p->q % 16 != 0 || p->q_stride % 8 != 0) return 0;
   if ((uintptr_t)p->out % 4 != 0 || p->out_stride % 2 != 0) return 0;
-  return device_has_wgmma();
+  return pkv_dense_device_has_wgmma();
 }
 
 cudaError_t pkv_dense_prefill_prepare(void) {
   cudaError_t e = cudaSuccess;
-  for (int i = 0; i < 4 && e == cudaSuccess && device_has_wgmma(); i++) {
+  for (int i = 0; i < 4 && e == cudaSuccess && pkv_dense_device_has_wgmma(); i++) {
     const pkv_prefill_set *set = i < 2 ? &pkv_prefill_f16[i] : &pkv_prefill_bf16[i - 2];
     e = cudaFuncSetAttribute(set->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              set->shared_bytes);
