@@ -18,6 +18,7 @@ import re
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 TOPICS = "river basin fjord harbor kernel meadow orchid quartz saddle timber valley zephyr".split()
@@ -98,6 +99,7 @@ class Soak:
             stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
         line = self.process.stderr.readline().decode()
         self.port = int(re.search(r":(\d+)$", line.strip())[1])
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()  # nobody waits
 
     async def open(self, method, path, body):
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

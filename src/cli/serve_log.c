@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/serve_log.h"
 
+#include <limits.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <jansson.h>
 
@@ -53,9 +58,34 @@ static void escape(char *out, size_t bytes, const char *text) {
   out[used] = '\0';
 }
 
-static void write_line(const char *line, size_t bytes) {
-  /* One call: lines of two threads do not mix. */
-  (void)fwrite(line, 1, bytes, stderr);
+/* Writes what the reader has room for: a pipe that is ready takes PIPE_BUF bytes at once. */
+static bool write_ready(const char *line, size_t bytes) {
+  for (size_t at = 0; at < bytes;) {
+    const size_t piece = bytes - at < PIPE_BUF ? bytes - at : PIPE_BUF;
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, 0) != 1 || (out.revents & POLLOUT) == 0) return false;
+    const ssize_t written = write(STDERR_FILENO, line + at, piece);
+    if (written <= 0) return false;
+    at += (size_t)written;
+  }
+  return true;
+}
+
+/* A log that nobody reads must not stop the server: its lines are left out, and counted. */
+static void write_line(const char *line, size_t bytes, bool json) {
+  static atomic_int lost;
+  const int count = atomic_exchange(&lost, 0);
+  if (count > 0) {
+    char text[160], time[TIME_BYTES];
+    stamp(time);
+    const int n = snprintf(text, sizeof text,
+                           json ? "{\"time\":\"%s\",\"level\":\"warn\",\"room\":\"server\","
+                                  "\"message\":\"%d lines were not written\"}\n"
+                                : "%s warn server: %d lines were not written\n",
+                           time, count);
+    if (!write_ready(text, (size_t)n)) (void)atomic_fetch_add(&lost, count);
+  }
+  if (!write_ready(line, bytes)) (void)atomic_fetch_add(&lost, 1);
 }
 
 static void write_json(json_t *record) {
@@ -66,7 +96,7 @@ static void write_json(json_t *record) {
   json_decref(record);
   if (bytes > sizeof line - 1) return;
   line[bytes] = '\n';
-  write_line(line, bytes + 1);
+  write_line(line, bytes + 1, true);
 }
 
 void pkv_serve_log_line(void *user, pkv_log_level level, const char *room, const char *text) {
@@ -82,7 +112,7 @@ void pkv_serve_log_line(void *user, pkv_log_level level, const char *room, const
   }
   const int n =
       snprintf(line, sizeof line, "%s %s %s: %s\n", time, level_names[level], room, clean);
-  if (n > 0 && (size_t)n < sizeof line) write_line(line, (size_t)n);
+  if (n > 0 && (size_t)n < sizeof line) write_line(line, (size_t)n, false);
 }
 
 static json_t *access_json(const pkv_access *a, const char *time) {
@@ -118,5 +148,5 @@ void pkv_serve_log_access(const pkv_serve_log *log, const pkv_access *a) {
                          a->path, (int)a->status, (int)a->streamed, (int)a->complete, a->seconds,
                          (int)a->prompt_tokens, (int)a->cached_tokens, (int)a->generated_tokens,
                          a->finish, times);
-  if (n > 0 && (size_t)n < sizeof line) write_line(line, (size_t)n);
+  if (n > 0 && (size_t)n < sizeof line) write_line(line, (size_t)n, false);
 }

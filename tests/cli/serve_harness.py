@@ -42,7 +42,7 @@ class Server:
             raise AssertionError(line + self.process.stderr.read().decode())
         self.port = int(found[1])
         self.lines = [line]
-        # Read all the time: a server whose log nobody reads would stand still.
+        # Read all the time: lines that nobody reads are lost.
         self.reader = threading.Thread(target=self.read_log, daemon=True)
         self.reader.start()
         if ready:

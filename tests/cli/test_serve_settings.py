@@ -4,6 +4,7 @@
 usage: test_serve_settings.py PKV MODEL   (as test_serve.py)
 """
 import fcntl
+import http.client
 import json
 import os
 import re
@@ -156,6 +157,39 @@ class Log(unittest.TestCase):
             message = json.loads(last)["message"] if form == "json" else last
             self.assertIn(r"\x1b[2J", message)
             self.assertNotIn("\x1b", message)
+
+
+class UnreadServer(Server):
+    """Its log is read only once somebody says so."""
+
+    def read_log(self):
+        self.read.wait(LIMIT_S)
+        super().read_log()
+
+
+@unittest.skipUnless(HAVE_MODEL, "the model is not there")
+class UnreadLog(unittest.TestCase):
+    def check(self, *args):
+        UnreadServer.read = threading.Event()
+        server = UnreadServer(*args)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=LIMIT_S)
+        for _ in range(1000):  # 64 KiB and more of records
+            connection.request("GET", "/v1/models")
+            self.assertEqual(connection.getresponse().read()[:1], b"{")
+        server.read.set()
+        time.sleep(0.2)
+        connection.request("GET", "/v1/models")
+        connection.getresponse().read()
+        connection.close()
+        code, bad = server.end()
+        self.assertEqual(code, 0)
+        self.assertRegex(bad, r"\A[^\n]*\d+ lines were not written[^\n]*\n\Z")
+        return bad
+
+    def test_nobody_reads(self):
+        """A log that nobody reads holds up no request: its lines are lost, and counted."""
+        self.check()
+        self.assertEqual(json.loads(self.check("--log-format", "json"))["level"], "warn")
 
 
 class Healthcheck(Files):
