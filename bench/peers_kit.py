@@ -29,6 +29,17 @@ import zipfile
 
 FLASHINFER, VLLM = "flashinfer-python==0.7.4", "vllm==0.24.0"
 TVM_FFI, CUDNN = "apache-tvm-ffi==0.1.15.post2", "nvidia-cudnn-frontend==1.32.0"
+# SHA-256 of the wheels for x86-64; where there is one a Python version, of 3.11, 3.12 and 3.13.
+SHA256 = {
+    FLASHINFER: ["a051a62e09a2738e8b0de47a1944fd2f0f3eff01b728b662141ea660cb09dd32"],
+    VLLM: ["2d2831aeba311292250df0132dbc4d8e9f42c654536eaec48e6fe58acb1822cf"],
+    TVM_FFI: ["8ecebe749834f6ac0f2693d5964acf9ac75d0bc26e6ba64c46eb7ab00ea50fac",
+              "059eed9bfc94bcd41650fb8eefde74040a1bc7e7b1a6f0a8ff897b02b118875b",
+              "eae72eb5bcbbddbc68d54eb6c16af860c628ca2f2b02cc4af2693e01a8186f73"],
+    CUDNN: ["c6006556017a4d1c914c52a556c71b1267f2d6a0500f742e7b4edef539878df0",
+            "8b354a8e550c083eb247f1eb39a7d69a4a269075f5a01e4fcbd2531680b17239",
+            "93a4c74fc1df77144fafd5aa9e88c4a5ac36412c363860829a0b2e864c6d577d"],
+}  # fmt: skip
 ARCH = "9.0a"
 HEAD_DIM, GROUP, PAGE = 128, 4, 16
 # Of FlashInfer: these folders' Python, and whatever else importing decode attention loads.
@@ -51,11 +62,17 @@ def say(text):
 
 def download(folder, python, names):
     tags = ["2_35", "2_34", "2_31", "2_28", "2_27", "2_24", "2_17"]
+    os.makedirs(folder, exist_ok=True)
+    listed = os.path.join(folder, "requirements.txt")
+    with open(listed, "w", encoding="ascii") as file:
+        for name in names:
+            file.write(name + "".join(f" --hash=sha256:{d}" for d in SHA256[name]) + "\n")
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:",
                "--implementation", "cp", "--python-version", python, "-d", folder]  # fmt: skip
     for tag in tags:
         command += ["--platform", f"manylinux_{tag}_x86_64"]
-    subprocess.run([*command, "--platform", "manylinux2014_x86_64", *names], check=True)
+    command += ["--platform", "manylinux2014_x86_64", "--require-hashes", "-r", listed]
+    subprocess.run(command, check=True)
 
 
 def wheel(folder, name):

@@ -55,7 +55,7 @@ class Sbom(unittest.TestCase):
                 self.assertIn(digest, json.dumps(self.by_name[name]))
 
     def test_no_hash_no_fetch(self):
-        """Files of ours that fetch check what they got, but for two that go by versions alone."""
+        """Files of ours that fetch check what they got."""
         known = {"run", "bench/compare_llamacpp.py", "bench/peers_kit.py", "tools/fetch_model.py",
                  "tools/gpu_tests.sh"}  # the last only says how
         found = set()
@@ -71,7 +71,24 @@ class Sbom(unittest.TestCase):
                 if FETCHES.search(sbom.read(path)):
                     found.add(path)
         self.assertEqual(found, known)
-        self.assertIn("--require-hashes", sbom.read("run"))
+        for path in ("run", "bench/peers_kit.py"):
+            text = sbom.read(path).replace("\\\n", " ")
+            for line in text.splitlines():
+                if (re.search(r"pip\b.* (install|download)\b|make_venv \"", line)
+                        and not re.search("--require-hashes|--no-index", line)):
+                    self.assertNotRegex(line, "==|-r ")  # what it fetches is named elsewhere
+            self.assertIn("--require-hashes", text)
+
+    def test_lists_have_hashes(self):
+        """A package a line, each with its version and its SHA-256."""
+        folder = os.path.join(ROOT, "tests", "python")
+        lists = [name for name in os.listdir(folder) if name.endswith(".txt")]
+        self.assertIn("vllm-0.24.0.txt", lists)
+        for name in lists:
+            text = sbom.read("tests/python/" + name).replace("\\\n", " ")
+            for line in text.splitlines():
+                if line and not line.startswith("#"):
+                    self.assertRegex(line, r"^[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64})+$", name)
 
 
 if __name__ == "__main__":
