@@ -88,7 +88,8 @@ class Sbom(unittest.TestCase):
             text = sbom.read("tests/python/" + name).replace("\\\n", " ")
             for line in text.splitlines():
                 if line and not line.startswith("#"):
-                    self.assertRegex(line, r"^[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64})+$", name)
+                    self.assertRegex(line, r"^[a-z0-9-]+==\S+( +--hash=sha256:[0-9a-f]{64})+$",
+                                     name)
 
 
 if __name__ == "__main__":
