@@ -16,6 +16,9 @@
 #ifndef PKV_HEADER_BYTES /* one request line and its headers; libmicrohttpd gets twice that */
 #define PKV_HEADER_BYTES ((size_t)16 << 10)
 #endif
+#ifndef PKV_HEADERS /* of a request */
+#define PKV_HEADERS 100
+#endif
 #ifndef PKV_BODY_BYTES /* --max-body */
 #define PKV_BODY_BYTES 8388608
 #endif

@@ -263,7 +263,7 @@ static bool good_host(const pkv_server *server, const char *host) {
 }
 
 typedef struct seen_headers {
-  int hosts, lengths, encodings;
+  int count, hosts, lengths, encodings;
   bool unknown; /* an encoding, or what one may have been */
 } seen_headers;
 
@@ -284,6 +284,7 @@ static enum MHD_Result see_header(void *user, enum MHD_ValueKind kind, const cha
   seen_headers *const seen = user;
   (void)kind;
   const bool encoding = strcasecmp(key, MHD_HTTP_HEADER_TRANSFER_ENCODING) == 0;
+  seen->count++;
   seen->hosts += strcasecmp(key, MHD_HTTP_HEADER_HOST) == 0;
   seen->lengths += strcasecmp(key, MHD_HTTP_HEADER_CONTENT_LENGTH) == 0;
   seen->encodings += encoding;
@@ -332,6 +333,19 @@ static int32_t find_key(const pkv_exchange *x) {
     return pkv_api_keys_find(keys, header);
   (void)snprintf(as_bearer, sizeof as_bearer, "Bearer %s", bare);
   return pkv_api_keys_find(keys, as_bearer);
+}
+
+/* libmicrohttpd's own memory ends somewhere above this. */
+static bool check_size(const pkv_exchange *x, pkv_api_error *error, const seen_headers *seen) {
+  const union MHD_ConnectionInfo *const info =
+      MHD_get_connection_info(x->http, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+  if (info != NULL && info->header_size > PKV_HEADER_BYTES)
+    return pkv_api_refuse(error, 431, "header_too_large", "",
+                          "request line and headers may have %zu bytes", PKV_HEADER_BYTES);
+  if (seen->count > PKV_HEADERS)
+    return pkv_api_refuse(error, 431, "too_many_headers", "", "a request may have %d headers",
+                          PKV_HEADERS);
+  return true;
 }
 
 /* Where the body ends must be said once: a proxy that believes the other of two takes what follows
@@ -392,9 +406,9 @@ static enum MHD_Result take_head(pkv_exchange *x, const char *url, const char *m
   pkv_http_owes(x->connection, PKV_OWED_BODY);
   const bool found = find_route(x, &error, url, method, &allow);
   pkv_api_error who;
-  seen_headers seen = {0, 0, 0, false};
+  seen_headers seen = {0, 0, 0, 0, false};
   (void)MHD_get_connection_values(x->http, MHD_HEADER_KIND, see_header, &seen);
-  if (!check_framing(&seen, &who)) return refuse_head(x, &who, NULL);
+  if (!check_size(x, &who, &seen) || !check_framing(&seen, &who)) return refuse_head(x, &who, NULL);
   if (strcmp(method, "OPTIONS") == 0 && allowed_origin(x) != NULL &&
       header_of(x, "Access-Control-Request-Method") != NULL && x->route != PKV_ROUTE_NONE)
     return respond_preflight(x);

@@ -399,10 +399,39 @@ class Limits(unittest.TestCase, Raw):
                              status)
 
     def test_header(self):
-        """libmicrohttpd has two times 16 KiB for a request's head: 16 KiB go, 32 cannot."""
-        head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: %s\r\n\r\n"
-        self.assertEqual(self.status(self.raw(head % (b"a" * (16384 - len(head) + 2)))), 200)
-        self.assertIn(self.status(self.raw(head % (b"a" * 32768))), (0, 400, 413, 431))
+        """Request line and headers to the byte, whether the header, the target, the number or the
+        length of the headers fills it; and 100 headers. What libmicrohttpd has no memory for it
+        refuses itself."""
+        most, end = 16384, b"Host: localhost\r\n\r\n"
+
+        def head(target, *headers):
+            return b"GET %s HTTP/1.1\r\n" % target + b"".join(b"%s\r\n" % h for h in headers) + end
+
+        full = [b"X-%02d: " % i + b"a" * 150 for i in range(98)]
+        for made in (lambda n: head(b"/health", b"X: " + b"a" * n),
+                     lambda n: head(b"/health?" + b"a" * n),
+                     lambda n: head(b"/health", b"X" * n + b": a"),
+                     lambda n: head(b"/health", b"X: " + b"a" * n, *full)):
+            fits = most - len(made(0))
+            self.assertEqual(len(made(fits)), most)
+            self.assertEqual(self.status(self.raw(made(fits))), 200)
+            got = self.raw(made(fits + 1))
+            self.assertEqual(self.status(got), 431, got)
+            self.assertIn(b"header_too_large", got)
+            for more in (1000, 8192, 16384, 65536):
+                got = self.raw(made(fits + more))
+                self.assertIn(self.status(got), (0, 400, 413, 414, 431), got[:200])
+        for count, status in ((99, 200), (100, 431), (4000, 431)):
+            got = self.raw(head(b"/health", *[b"X: a"] * count))
+            self.assertIn(self.status(got), (status, 0) if count > 100 else (status,), got[:200])
+            self.assertEqual(b"too_many_headers" in got, count == 100)
+        # The next request on such a connection, and a body that comes along.
+        with self.server.connect() as link:
+            link.sendall(head(b"/health", b"X: " + b"a" * most))
+            self.assertEqual(self.status(link.recv(65536)), 431)
+        got = self.raw(b"POST /tokenize HTTP/1.1\r\nX: %s\r\nContent-Length: 2\r\n%s{}" % (
+            b"a" * most, end))
+        self.assertEqual(self.status(got), 431)
 
     def test_json(self):
         base = json.dumps(dict(GREEDY, prompt="a"))[:-1]
