@@ -72,15 +72,24 @@ static int claim(const char *name, mode_t mode) {
   return -1;
 }
 
+/* Of a name that has no room for what goes behind it, the end is left out. */
+static size_t kept_bytes(const char *path) {
+  const char *const slash = strrchr(path, '/');
+  const size_t bytes = strlen(path), folder = slash == NULL ? 0 : (size_t)(slash - path) + 1;
+  const size_t most = folder + NAME_MAX - (sizeof ".new15" - 1);
+  return bytes < most ? bytes : most;
+}
+
 /* The file beside `path`, and its name. */
 static pkv_status open_beside(FILE **file, char *name, const char *path, mode_t mode,
                               pkv_error *err) {
   int fd = -1;
+  const int kept = (int)kept_bytes(path);
   *file = NULL;
   for (int i = 0; fd < 0 && i < TRIES; i++) {
     char number[8] = "";
     if (i > 0) (void)snprintf(number, sizeof number, "%d", i);
-    const int size = snprintf(name, NAME_BYTES, "%s.new%s", path, number);
+    const int size = snprintf(name, NAME_BYTES, "%.*s.new%s", kept, path, number);
     PKV_CHECK(err, size > 0 && size < NAME_BYTES, PKV_E_RANGE, "%.60s...: too long", path);
     fd = claim(name, mode);
     if (fd < 0 && errno != EEXIST) return refuse(name, errno, err);

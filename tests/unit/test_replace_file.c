@@ -91,6 +91,34 @@ static void test_new_and_again(void **state) {
   expect_nothing_beside(path);
 }
 
+/* Names as long as there can be, two of them alike but for their end; and one that is longer. */
+static void test_long_names(void **state) {
+  (void)state;
+  char name[257], beside[300];
+  static const char *const texts[] = {"first", "second"};
+  for (size_t length = 248; length <= 255; length++) {
+    for (int i = 0; i < 4; i++) { /* each anew, and again */
+      memset(name, 'n', length);
+      name[length - 1] = (char)('a' + i % 2);
+      name[length] = '\0';
+      (void)snprintf(beside, sizeof beside, "%s/%s", folder, name);
+      assert_int_equal(replace_with(beside, texts[i % 2]), PKV_OK);
+    }
+    for (int i = 0; i < 2; i++) {
+      beside[strlen(beside) - 1] = (char)('a' + i);
+      expect_content(beside, texts[i]);
+      assert_int_equal(remove(beside), 0);
+    }
+  }
+  memset(name, 'n', 256);
+  name[256] = '\0';
+  (void)snprintf(beside, sizeof beside, "%s/%s", folder, name);
+  expect_refused(beside, "File name too long");
+  char nothing[64];
+  (void)snprintf(nothing, sizeof nothing, "ls %s | grep -q new", folder);
+  assert_int_not_equal(system(nothing), 0); /* NOLINT(cert-env33-c): a name that mkdtemp made */
+}
+
 static pkv_status give_up(void *ctx, FILE *file, pkv_error *e) {
   (void)fputs((const char *)ctx, file);
   return PKV_FAIL(e, PKV_E_STATE, "no more");
@@ -305,10 +333,15 @@ static void test_writers_at_once(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_new_and_again),    cmocka_unit_test(test_links),
-      cmocka_unit_test(test_what_is_no_file),  cmocka_unit_test(test_where_nothing_can_be_made),
-      cmocka_unit_test(test_full_disk),        cmocka_unit_test(test_another_writer),
-      cmocka_unit_test(test_what_was_planted), cmocka_unit_test(test_owner),
+      cmocka_unit_test(test_new_and_again),
+      cmocka_unit_test(test_long_names),
+      cmocka_unit_test(test_links),
+      cmocka_unit_test(test_what_is_no_file),
+      cmocka_unit_test(test_where_nothing_can_be_made),
+      cmocka_unit_test(test_full_disk),
+      cmocka_unit_test(test_another_writer),
+      cmocka_unit_test(test_what_was_planted),
+      cmocka_unit_test(test_owner),
       cmocka_unit_test(test_writers_at_once),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
