@@ -3,6 +3,7 @@
 
 usage: test_serve_settings.py PKV MODEL   (as test_serve.py)
 """
+import errno
 import fcntl
 import http.client
 import json
@@ -240,6 +241,26 @@ class Healthcheck(Files):
         self.assertEqual(server.end(), (0, ""))
 
 
+# Stands for a kernel that lacks a call: runs argv[3:], in which the call of number argv[1] fails
+# with argv[2]. Numbers are the same on all processors, but for seccomp's own.
+WITHOUT = """
+import ctypes, os, struct, sys
+number, code = int(sys.argv[1]), int(sys.argv[2])
+parts = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | code),
+         (0x06, 0, 0, 0x7fff0000)]
+lines = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *p) for p in parts))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(parts), ctypes.addressof(lines)))
+libc = ctypes.CDLL(None, use_errno=True)
+zero = ctypes.c_ulong(0)
+for words in ((38, ctypes.c_ulong(1), zero), (22, ctypes.c_ulong(2), program)):
+    if libc.prctl(words[0], words[1], words[2], zero, zero) != 0:
+        sys.exit("prctl: %s" % os.strerror(ctypes.get_errno()))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+SECCOMP = 317 if os.uname().machine == "x86_64" else 277
+
+
 class Sandbox(Files):
     """What the sandbox keeps from a process is in test_sandbox; here, that pkv is in one."""
 
@@ -295,6 +316,29 @@ class Sandbox(Files):
             with os.fdopen(read, "rb") as pipe:
                 self.assertEqual(pipe.read()[4096:], out[0])
         self.assertRegex(state, r"Seccomp:\s*2")
+
+    def test_kernel_without(self):
+        """Half a sandbox is none: what the kernel lacks is named, and not a byte of the model is
+        read; without --sandbox all is as ever."""
+        text = "no model"  # which would be said of it
+        model = self.file(text, "m.gguf")
+        landlock = "--sandbox: this kernel has no Landlock, or it is switched off: "
+        for number, code, words in (
+                (CREATE_RULESET, errno.ENOSYS, landlock + os.strerror(errno.ENOSYS)),
+                (CREATE_RULESET, errno.EOPNOTSUPP, landlock + os.strerror(errno.EOPNOTSUPP)),
+                (ADD_RULE, errno.ENOSYS, "--sandbox: no rule for \"%s\"" % model),
+                (RESTRICT_SELF, errno.E2BIG, "--sandbox: Landlock: "),
+                (SECCOMP, errno.ENOSYS, "--sandbox: this kernel takes no seccomp filter: ")):
+            for what in (["serve", model, "--port", "0"], ["inspect", model]):
+                with self.subTest(number=number, code=code, what=what[0]):
+                    run = [sys.executable, "-c", WITHOUT, str(number), str(code), PKV, *what]
+                    done, plain = (subprocess.run(
+                        run + flags, capture_output=True, timeout=LIMIT_S, check=False,
+                        env=dict(os.environ, **self.env)) for flags in (["--sandbox"], []))
+                    self.assertIn(words, done.stderr.decode())
+                    self.assertEqual((done.returncode, done.stdout), (1, b""))
+                    self.assertNotIn(b"GGUF", done.stderr)
+                    self.assertIn(b"GGUF", plain.stderr)
 
     def test_refused(self):
         for args, words in ((["--api-key-file", "/no/such"], "/no/such"),
