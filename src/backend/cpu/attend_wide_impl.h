@@ -123,7 +123,7 @@ INLINE void wide_dot_pair(wide_pair even, wide_pair odd, const float *turned, co
     UNROLL
     for (int leaf = 0; leaf < 2; leaf++) {
       const int32_t at = c + (leaf == 0 ? first : second);
-      vf *const sums = leaf == 0 ? even[0] : odd[0];
+      vf(*const sums)[PANEL_VECTORS] = leaf == 0 ? even : odd;
       vf query[PANEL_VECTORS];
       UNROLL
       for (int v = 0; v < vectors; v++)
@@ -133,7 +133,7 @@ INLINE void wide_dot_pair(wide_pair even, wide_pair odd, const float *turned, co
         const vf key = vf_set1(keys[t * stride + at]);
         UNROLL
         for (int v = 0; v < vectors; v++)
-          sums[t * PANEL_VECTORS + v] = vf_fma(query[v], key, sums[t * PANEL_VECTORS + v]);
+          sums[t][v] = vf_fma(query[v], key, sums[t][v]);
       }
     }
   }
