@@ -402,6 +402,94 @@ static void test_c48_fp8_against_f16(void **state) {
   verdict();
 }
 
+/* ------------------------------------------------------------------ appending */
+
+enum { APPENDS = 24, APPEND_PAGES = 4096 };
+
+/* Appends to caches of the pool in turn, each with sources of its own. */
+typedef struct append_work {
+  pkv_cache cache[APPENDS];
+  pkv_append_args args[APPENDS];
+} append_work;
+
+static pkv_status enqueue_append(void *ctx, int32_t call, pkv_error *err) {
+  append_work *w = ctx;
+  return pkv_device_append(gpu, &w->args[call], meter->stream, err);
+}
+
+/* Microseconds of one append of 8 heads of 128 to pages of 16 tokens in any order. */
+static double time_append(int32_t tokens, pkv_dtype kv, const pkv_rope *rope, void *slots) {
+  static append_work w;
+  const int64_t side = (int64_t)APPEND_PAGES * 16 * 8 * 128 * (int64_t)pkv_dtype_bytes(kv);
+  const int64_t source = (int64_t)tokens * 8 * 128 * 2;
+  double us[REPEATS];
+  for (int i = 0; i < APPENDS; i++) {
+    pkv_cache *c = &w.cache[i];
+    *c = (pkv_cache)PKV_CACHE_INIT;
+    c->dtype = kv;
+    c->k = pool + 2 * i * (side + source);
+    c->v = (unsigned char *)c->k + side;
+    c->pages = APPEND_PAGES;
+    c->page_tokens = 16;
+    c->kv_heads = 8;
+    c->head_dim = 128;
+    c->k_token_stride = c->v_token_stride = 128;
+    c->k_head_stride = c->v_head_stride = 16 * 128;
+    c->k_page_stride = c->v_page_stride = 8 * 16 * 128;
+    w.args[i] = (pkv_append_args)PKV_APPEND_ARGS_INIT;
+    w.args[i].cache = c;
+    w.args[i].tokens = tokens;
+    w.args[i].slots = slots;
+    w.args[i].k = (unsigned char *)c->v + side;
+    w.args[i].v = (const unsigned char *)w.args[i].k + source;
+    w.args[i].dtype = PKV_DTYPE_F16;
+    w.args[i].rope = rope;
+  }
+  const pkv_meter_section section = {enqueue_append, &w, APPENDS};
+  OK(meter->ops->graph(meter, us, &section, 1, 0, WARMUPS, REPEATS, err));
+  return median(us) / APPENDS;
+}
+
+/* What reading and writing its bytes takes beside a launch. */
+static void test_append(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const int32_t counts[] = {1, 64, 512, 4096};
+  static const pkv_dtype types[] = {PKV_DTYPE_F16, PKV_DTYPE_FP8_E4M3};
+  int64_t *slots = malloc(sizeof *slots * 4096);
+  int32_t *positions = malloc(sizeof *positions * 4096);
+  pkv_rng rng;
+  pkv_rng_init(&rng, 8);
+  for (int32_t i = 0; i < 4096; i++) {
+    slots[i] = (int64_t)i * 16 + (int64_t)pkv_rng_below(&rng, 16);
+    positions[i] = i * 7;
+  }
+  for (int32_t i = 4095; i > 0; i--) {
+    const int32_t j = (int32_t)pkv_rng_below(&rng, (uint64_t)i + 1);
+    const int64_t swap = slots[i];
+    slots[i] = slots[j];
+    slots[j] = swap;
+  }
+  void *at = device(sizeof *slots * 4096, slots);
+  pkv_rope rope = PKV_ROPE_INIT;
+  rope.positions = device(sizeof *positions * 4096, positions);
+  for (size_t k = 0; k < COUNT(types); k++)
+    for (int turned = 0; turned < 2; turned++)
+      for (size_t i = 0; i < COUNT(counts); i++) {
+        const double us = time_append(counts[i], types[k], turned ? &rope : NULL, at);
+        const double bytes = (double)counts[i] * 2048 * (2.0 + (double)pkv_dtype_bytes(types[k]));
+        char name[80];
+        snprintf(name, sizeof name, "append %d tokens to %s%s: %.1f us, x floor", counts[i],
+                 pkv_dtype_name(types[k]), turned ? ", turned" : "", us);
+        bound(name, us / (5.2 + bytes / 4.63e6), turned ? 2.75 : 1.75);
+      }
+  pkv_device_free(gpu, at);
+  pkv_device_free(gpu, (void *)(uintptr_t)rope.positions);
+  free(slots);
+  free(positions);
+  verdict();
+}
+
 /* ------------------------------------------------------------------ graphs */
 
 #define CUDA(call)                                                                                 \
@@ -756,6 +844,7 @@ int gpu_suite_perf(void) {
       cmocka_unit_test(test_c20_room_for_more_rows),
       cmocka_unit_test(test_c26_page_sizes),
       cmocka_unit_test(test_c48_fp8_against_f16),
+      cmocka_unit_test(test_append),
       cmocka_unit_test(test_tree_planning),
       cmocka_unit_test(test_shared_layers),
       cmocka_unit_test(test_shared_without_sharing),

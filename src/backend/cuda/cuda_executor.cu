@@ -18,6 +18,7 @@ extern "C" {
 
 #include "backend/cuda/cuda_launch.h"
 #include "backend/cuda/cuda_state.h"
+#include "backend/cuda/cuda_tree.h"
 
 static void device_free(pkv_executor *executor, void *ptr) {
   (void)executor;

@@ -8,7 +8,6 @@
 #include "backend/backend.h"
 #include "backend/cuda/cuda_params.h"
 #include "backend/cuda/tensor_map.h"
-#include "plan/tree_desk.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -73,22 +72,6 @@ cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, void *plan,
                                     const pkv_cuda_workspace *workspace, int32_t sms,
                                     int32_t dependent, cudaStream_t stream);
 
-/* The planner of `shared`. */
-typedef struct pkv_cuda_tree_params {
-  pkv_tree_input input; /* but keys, leader, units, which lie in memory */
-  void *memory;         /* pkv_tree_memory_bytes(rows and units of the plan's limits) */
-  int64_t most_units;   /* of the plan's limits */
-  uint32_t *counters;   /* zeroed, as the fault word */
-  int64_t counter_count;
-  int32_t *fault;
-  int32_t desk_bytes, dependent; /* as pkv_cuda_tree_prepare says */
-  /* The launch ahead in the stream is the planner's: the first kernel here runs beside it. */
-  int32_t beside_planner;
-} pkv_cuda_tree_params;
-
-/* Shared memory that the planner may have, after raising its limit; whether launches may depend. */
-cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *dependent);
-cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaStream_t stream);
 /* Whether this build's kernels load on the current device. */
 cudaError_t pkv_cuda_kernels_load(void);
 cudaError_t pkv_cuda_launch_append(const pkv_append_params *p, cudaStream_t stream);

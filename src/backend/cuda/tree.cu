@@ -18,7 +18,7 @@
  *            unrolled.
  * The phases are those of plan/tree_block_impl.h; here is what a block is.
  */
-#include "backend/cuda/cuda_launch.h"
+#include "backend/cuda/cuda_tree.h"
 #include "backend/cuda/launch_kernel.cuh"
 #include "backend/cuda/mma.cuh"
 
