@@ -58,7 +58,8 @@ static void publish(pkv_loop *loop, pkv_job_choice *c, bool last) {
     size_t weight = bytes;
     if (bytes > 0) status = pkv_buffer_append(&c->piece.text, text, bytes, NULL);
     if (status == PKV_OK) status = move_records(&weight, c, last);
-    if (status != PKV_OK && c->ended == PKV_FINISH_NONE) {
+    /* Also of an answer that had its end: what is missing must not pass for all of it. */
+    if (status != PKV_OK && c->ended != PKV_FINISH_CANCELLED && c->ended != PKV_FINISH_ERROR) {
       c->ended = PKV_FINISH_ERROR;
       c->status = status;
     }
