@@ -118,7 +118,7 @@ function(pkv_shared name)
     "$<BUILD_INTERFACE:${arg_LIBRARIES}>" Threads::Threads m)
   target_link_options(${name}_shared PRIVATE
     -Wl,--version-script=${script} -Wl,-Bsymbolic-functions -Wl,-z,defs -Wl,--as-needed
-    ${pkv_hardened})
+    ${pkv_hardened} $<$<BOOL:${PKV_COVERAGE}>:--coverage>)
 endfunction()
 
 # The command `pkv` from the given rooms; <target>_parts are its objects, which tests link as well.
