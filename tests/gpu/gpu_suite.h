@@ -55,7 +55,10 @@ int gpu_suite_prefill(void);
 int gpu_suite_sample(void);
 int gpu_suite_perf(void);
 int gpu_suite_status(void);
-/* A process of its own: a server whose device can be broken. */
+/* Processes of their own: a server whose device can be broken, one that takes the memory, and one
+   that makes an engine. */
 int gpu_broken_server(void);
+int gpu_hog(void);
+int gpu_one_engine(void);
 
 #endif

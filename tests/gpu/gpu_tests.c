@@ -141,6 +141,8 @@ int main(int argc, char **argv) {
     if (strcmp(argv[i], "--probe") == 0) return probe();
 #ifdef PKV_HAVE_CUDA
     if (strcmp(argv[i], "--broken-server") == 0) return gpu_broken_server(); /* test_gpu_faults.c */
+    if (strcmp(argv[i], "--hog") == 0) return gpu_hog();
+    if (strcmp(argv[i], "--one-engine") == 0) return gpu_one_engine();
 #endif
     if (strcmp(argv[i], "--small") == 0) {
       gpu_opt.small = true;

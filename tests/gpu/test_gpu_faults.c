@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What goes wrong on a device, and whom it may touch: padded rows of a graph, too little memory at
- * the start, and a device that fails under a server.
+ * the start, a runtime whose calls fail, and a device that fails under a server.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,12 +24,14 @@
 #include "backend/cuda/dense_launch.h"
 #include "base/clock.h"
 #include "gpu/gpu_case.h"
+#include "gpu/gpu_fault_shim.h"
 #include "model/device_forward_parts.h"
 #include "server/serve.h"
 #include "support/engine_drive.h"
 #include "support/small_llama.h"
 
 enum { REQUESTS = 8, LONGEST = 64, VOCAB = 512 };
+enum { TELLS = 3, HEARS = 4 }; /* descriptors between a child's process and the test's */
 
 static unsigned char *small_model(pkv_model **model, int32_t vocab) {
   small_llama t = SMALL_LLAMA_INIT;
@@ -227,9 +229,130 @@ static void test_too_little_memory(void **state) {
   gguf_build_drop(file);
 }
 
-/* ------------------------------------------------------------------ a server whose device fails */
+/* A process that takes all but a little of the memory, until its input ends. */
+int gpu_hog(void) {
+  static const size_t steps[] = {(size_t)1 << 33, (size_t)1 << 28, (size_t)1 << 23};
+  char byte;
+  void *p = NULL;
+  pkv_executor *executor = NULL;
+  pkv_executor_options options = PKV_EXECUTOR_OPTIONS_INIT;
+  options.device = PKV_DEVICE_CUDA;
+  if (pkv_executor_create(&executor, &options, NULL) != PKV_OK) return 9;
+  for (size_t i = 0; i < COUNT(steps); i++)
+    while (pkv_device_alloc(&p, executor, steps[i], NULL) == PKV_OK)
+      continue;
+  if (write(TELLS, "x", 1) != 1) return 9;
+  return read(HEARS, &byte, 1) == 0 ? 0 : 9;
+}
 
-enum { TELLS = 3, HEARS = 4 }; /* descriptors between the server's process and the test's */
+/* An engine in a process of its own: 0 when there is one, 1 when it is refused with a text. */
+int gpu_one_engine(void) {
+  pkv_model *model = NULL;
+  pkv_engine *engine = NULL;
+  pkv_error why = {0};
+  unsigned char *const bytes = small_model(&model, VOCAB);
+  const pkv_engine_options o = device_options();
+  const pkv_status status = pkv_engine_create(&engine, model, &o, &why);
+  if (status != PKV_OK) printf("refused: %s\n", why.text);
+  pkv_engine_destroy(engine);
+  pkv_model_close(model);
+  gguf_build_drop(bytes);
+  if (status == PKV_OK) return 0;
+  return why.status == status && why.text[0] != '\0' ? 1 : 8;
+}
+
+/* ------------------------------------------------------------------ calls that fail */
+
+enum { LIVES_S = 12 };
+
+static void submit_three(pkv_engine *engine, drive_answer *answer) {
+  static int32_t prompt[20];
+  pkv_request r = PKV_REQUEST_INIT;
+  drive_prompt(prompt, 20, VOCAB, 3);
+  r.prompt = prompt;
+  r.prompt_tokens = 20;
+  r.max_tokens = 3;
+  r.ignore_end = 1;
+  drive_submit(engine, &r, answer);
+}
+
+static bool known_failure(const pkv_error *why) {
+  return (why->status == PKV_E_DEVICE || why->status == PKV_E_NOMEM ||
+          why->status == PKV_E_UNSUPPORTED) &&
+         why->text[0] != '\0';
+}
+
+/* An engine's life in which this call fails, once or with all after it: no engine, or steps that
+   say so; then, with a runtime that works again, the same request and the next one are right. */
+static bool life_with_failure(const pkv_model *model, int at, bool on, const drive_answer *right) {
+  static drive_answer first, next;
+  const pkv_engine_options o = device_options();
+  pkv_engine *engine = NULL;
+  pkv_error why = {0};
+  size_t count = 0;
+  gpu_faults = (gpu_fault_state){0, at, on};
+  const pkv_status status = pkv_engine_create(&engine, model, &o, &why);
+  if (status != PKV_OK) {
+    gpu_faults = (gpu_fault_state){0, 0, false};
+    if (!known_failure(&why)) fail_msg("call %d: status %d, \"%s\"", at, (int)status, why.text);
+    return false;
+  }
+  submit_three(engine, &first);
+  for (int i = 0; i < 6 && pkv_engine_pending(engine) > 0; i++)
+    if (drive_try_step(&count, engine, &why) != PKV_OK && !known_failure(&why))
+      fail_msg("call %d: a step with status %d, \"%s\"", at, (int)why.status, why.text);
+  gpu_faults = (gpu_fault_state){0, 0, false};
+  (void)drive_all(engine, 1000);
+  submit_three(engine, &next);
+  (void)drive_all(engine, 1000);
+  drive_equal(right, &first, "the same request");
+  drive_equal(right, &next, "the next request");
+  drive_finish(engine);
+  return true;
+}
+
+static int common_divisor(int a, int b) {
+  return b == 0 ? a : common_divisor(b, a % b);
+}
+
+/* As many of them as go in some seconds, spread over the life: see the printed line. */
+static void test_calls_of_a_life(void **state) {
+  (void)state;
+  static drive_answer right;
+  pkv_model *model = NULL;
+  size_t before = 0, after = 0;
+  int made = 0, lives = 0;
+  NEED_GPU();
+  unsigned char *const file = small_model(&model, VOCAB);
+  const pkv_engine_options o = device_options();
+  for (int i = 0; i < 2; i++) { /* what libraries set up once is not of a life */
+    gpu_faults = (gpu_fault_state){0, 0, false};
+    pkv_engine *const engine = drive_engine(model, &o);
+    submit_three(engine, &right);
+    (void)drive_all(engine, 1000);
+    drive_finish(engine);
+  }
+  const int calls = gpu_faults.calls;
+  assert_true(calls > 50);
+  OK(gpu->dense->free_bytes(&before, gpu, err));
+  int step = calls * 5 / 8;
+  while (common_divisor(calls, step) != 1)
+    step++;
+  const int64_t end = pkv_clock_ns() + (int64_t)LIVES_S * 1000000000;
+  for (int i = 0; i < calls && pkv_clock_ns() < end; i++)
+    for (int on = 0; on < 2; on++, lives++)
+      made += life_with_failure(model, 1 + (int)((int64_t)i * step % calls), on != 0, &right);
+  OK(gpu->dense->free_bytes(&after, gpu, err));
+  printf("%d calls of the runtime in a life, %d lives with one that fails: %d engines were made; "
+         "%lld KiB more are taken\n",
+         calls, lives, made, ((long long)before - (long long)after) / 1024);
+  assert_true(made > 0 && made < lives);
+  assert_true(after + ((size_t)16 << 20) > before);
+  pkv_model_close(model);
+  gguf_build_drop(file);
+}
+
+/* ------------------------------------------------------------------ a server whose device fails */
 
 static pkv_model *served;
 
@@ -308,7 +431,8 @@ static const char completion[] =
     "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     "Content-Length: 48\r\n\r\n{\"prompt\":\"a b\",\"max_tokens\":20,\"temperature\":0}";
 
-static pid_t start_server(int *tell, int32_t *port) {
+/* This program again, with that argument and the two descriptors. */
+static pid_t start_child(const char *what, int *tell, int *hear) {
   int up[2], down[2];
   assert_int_equal(pipe(up), 0);
   assert_int_equal(pipe(down), 0);
@@ -318,16 +442,24 @@ static pid_t start_server(int *tell, int32_t *port) {
     (void)dup2(up[1], 201);
     (void)dup2(201, TELLS);
     (void)dup2(200, HEARS);
-    (void)execl("/proc/self/exe", "gpu_tests", "--broken-server", (char *)NULL);
+    (void)close(down[1]); /* its input ends with the test */
+    (void)execl("/proc/self/exe", "gpu_tests", what, (char *)NULL);
     _exit(9);
   }
   (void)close(up[1]);
   (void)close(down[0]);
   *tell = down[1];
-  struct pollfd wait = {.fd = up[0], .events = POLLIN};
+  *hear = up[0];
+  return child;
+}
+
+static pid_t start_server(int *tell, int32_t *port) {
+  int hear = -1;
+  const pid_t child = start_child("--broken-server", tell, &hear);
+  struct pollfd wait = {.fd = hear, .events = POLLIN};
   assert_int_equal(poll(&wait, 1, 60000), 1);
-  assert_int_equal(read(up[0], port, sizeof *port), sizeof *port);
-  (void)close(up[0]);
+  assert_int_equal(read(hear, port, sizeof *port), sizeof *port);
+  (void)close(hear);
   return child;
 }
 
@@ -345,6 +477,31 @@ static int end_of(pid_t child, double *seconds) {
   (void)kill(child, SIGKILL);
   (void)waitpid(child, &status, 0);
   return -1;
+}
+
+/* Others have the memory: not even the driver's own finds room, or what follows does not. An engine
+   is refused with a text, and there is one as soon as they are gone. */
+static void test_memory_of_others(void **state) {
+  (void)state;
+  int tell = -1, hear = -1, other = -1, unheard = -1;
+  double seconds = 0.0;
+  NEED_GPU();
+  const pid_t hog = start_child("--hog", &tell, &hear);
+  struct pollfd wait = {.fd = hear, .events = POLLIN};
+  const int told = poll(&wait, 1, 60000);
+  const int without =
+      told == 1 ? end_of(start_child("--one-engine", &other, &unheard), &seconds) : -3;
+  (void)close(tell);
+  (void)close(hear);
+  const int hogged = end_of(hog, &seconds);
+  assert_int_equal(told, 1);
+  assert_int_equal(hogged, 0);
+  assert_int_equal(without, 1);
+  (void)close(other);
+  (void)close(unheard);
+  assert_int_equal(end_of(start_child("--one-engine", &other, &unheard), &seconds), 0);
+  (void)close(other);
+  (void)close(unheard);
 }
 
 /* A server over a device that fails: the next step ends its readiness, requests get an error, and
@@ -380,8 +537,9 @@ static void test_device_lost(void **state) {
 }
 
 int gpu_suite_faults(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_padded_rows),
-                                     cmocka_unit_test(test_too_little_memory),
-                                     cmocka_unit_test(test_device_lost)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_padded_rows), cmocka_unit_test(test_too_little_memory),
+      cmocka_unit_test(test_calls_of_a_life), cmocka_unit_test(test_memory_of_others),
+      cmocka_unit_test(test_device_lost)};
   return cmocka_run_group_tests_name("faults", tests, gpu_setup, gpu_teardown);
 }

@@ -45,6 +45,10 @@ static void test_what_the_user_can_do(void **state) {
   expect(cudaErrorUnsupportedPtxVersion, "decode", &usual, PKV_E_UNSUPPORTED, "sm_75", "90a-real");
   expect(cudaErrorMemoryAllocation, "cudaMalloc(out, bytes)", &usual, PKV_E_NOMEM,
          "cudaMalloc:", "5 of 70");
+  pkv_cuda_facts nothing = usual;
+  nothing.free_bytes = nothing.bytes = 0;
+  expect(cudaErrorMemoryAllocation, "cudaMalloc(out, bytes)", &nothing, PKV_E_NOMEM,
+         "cudaMalloc: out of memory", "no room");
   expect(cudaErrorSystemDriverMismatch, "cudaSetDevice(d)", &usual, PKV_E_UNSUPPORTED,
          "cudaSetDevice: cudaErrorSystemDriverMismatch", "");
 }

@@ -76,6 +76,10 @@ pkv_status pkv_cuda_describe(pkv_error *err, cudaError_t e, const char *call,
                     "%.*s: the device is sm_%d%d, this build's kernels are for %s (%s)", length,
                     call, facts->major, facts->minor, facts->targets, cudaGetErrorName(e));
   case cudaErrorMemoryAllocation:
+    if (facts->bytes == 0)
+      return pkv_fail(err, status, "cuda",
+                      "%.*s: out of memory: the device has no room for this process at all", length,
+                      call);
     return pkv_fail(err, status, "cuda", "%.*s: out of memory, %zu of %zu bytes are free", length,
                     call, facts->free_bytes, facts->bytes);
   default:
