@@ -79,7 +79,7 @@ struct pkv_tree {
 
 /* Computes the segment of x from its light part and its subtrees. */
 void pkv_tree_pull(pkv_tree *t, uint32_t x);
-/* Pulls x and everything above it on its path, and returns the path. */
+/* Pulls x and everything above it on its path, restores the balance there, and returns the path. */
 uint32_t pkv_tree_pull_up(pkv_tree *t, uint32_t x);
 uint32_t pkv_tree_path_of(const pkv_tree *t, uint32_t x);
 /* The first node of the path, and the last. */
@@ -88,10 +88,11 @@ uint32_t pkv_tree_path_end(const pkv_tree *t, uint32_t path);
 /* A path of the single node x; not yet hung anywhere. */
 uint32_t pkv_tree_path_new(pkv_tree *t, uint32_t x, uint32_t parent);
 void pkv_tree_path_free(pkv_tree *t, uint32_t path);
-/* Puts x into the path right above `below`, or at its end (PKV_SCHED_NONE). */
+/* Puts x into the path right above `below`, or at its end (PKV_SCHED_NONE). The path is in order
+ * again once the caller has pulled up from x. */
 void pkv_tree_path_put(pkv_tree *t, uint32_t path, uint32_t x, uint32_t below);
-/* Takes x out; the path may be left empty (root PKV_SCHED_NONE). */
-void pkv_tree_path_cut_out(pkv_tree *t, uint32_t path, uint32_t x);
+/* Takes x out. What the caller pulls up from then; PKV_SCHED_NONE: the path is empty. */
+uint32_t pkv_tree_path_cut_out(pkv_tree *t, uint32_t x);
 /* Cuts the path below x; what was there, PKV_SCHED_NONE = nothing. */
 uint32_t pkv_tree_path_cut(pkv_tree *t, uint32_t path, uint32_t x);
 /* Appends an AVL tree of nodes. */

@@ -119,16 +119,7 @@ void pkv_tree_pull(pkv_tree *t, uint32_t x) {
   n->height = (uint32_t)((hl > hr ? hl : hr) + 1) & 0xffu;
 }
 
-uint32_t pkv_tree_pull_up(pkv_tree *t, uint32_t x) {
-  for (;;) {
-    pkv_tree_pull(t, x);
-    const uint32_t up = t->nodes[x].up;
-    if (up & PKV_TREE_PATH) return up & ~PKV_TREE_PATH;
-    x = up;
-  }
-}
-
-/* ---- AVL trees, by join ---- */
+/* ---- AVL trees ---- */
 
 typedef enum side { LEFT = 0, RIGHT = 1 } side;
 
@@ -170,6 +161,26 @@ static uint32_t balance(pkv_tree *t, uint32_t x) {
   if (height(t, child(t, c, tall)) < height(t, child(t, c, other(tall))))
     set_child(t, x, tall, lift(t, c, other(tall)));
   return lift(t, x, tall);
+}
+
+/* Puts `now`, NONE = nothing, where x stood below `up`, a node or a path. */
+static void put_below(pkv_tree *t, uint32_t up, uint32_t x, uint32_t now) {
+  if (now != NONE) t->nodes[now].up = up;
+  if (up & PKV_TREE_PATH)
+    t->paths[up & ~PKV_TREE_PATH].root = now;
+  else if (t->nodes[up].left == x)
+    t->nodes[up].left = now;
+  else
+    t->nodes[up].right = now;
+}
+
+uint32_t pkv_tree_pull_up(pkv_tree *t, uint32_t x) {
+  for (;;) {
+    const uint32_t up = t->nodes[x].up, now = balance(t, x);
+    if (now != x) put_below(t, up, x, now);
+    if (up & PKV_TREE_PATH) return up & ~PKV_TREE_PATH;
+    x = up;
+  }
 }
 
 /* Down the inner spine of the taller of two trees, to where k and the lower one go in. */
@@ -242,6 +253,12 @@ static uint32_t rightmost(const pkv_tree *t, uint32_t x) {
   return x;
 }
 
+static uint32_t leftmost(const pkv_tree *t, uint32_t x) {
+  while (t->nodes[x].left != NONE)
+    x = t->nodes[x].left;
+  return x;
+}
+
 static uint32_t concat(pkv_tree *t, uint32_t l, uint32_t r) {
   uint32_t rest, nothing;
   if (l == NONE || r == NONE) return l == NONE ? r : l;
@@ -280,19 +297,32 @@ void pkv_tree_path_free(pkv_tree *t, uint32_t path) {
 }
 
 void pkv_tree_path_put(pkv_tree *t, uint32_t path, uint32_t x, uint32_t below) {
-  uint32_t before = t->paths[path].root, after = NONE;
+  const uint32_t before = below != NONE ? t->nodes[below].left : t->paths[path].root;
   t->nodes[x].left = t->nodes[x].right = NONE;
-  if (below != NONE) {
-    split(t, below, &before, &after);
-    after = join(t, NONE, below, after);
-  }
-  set_root(t, path, join(t, before, x, after));
+  if (before != NONE)
+    set_child(t, rightmost(t, before), RIGHT, x);
+  else if (below != NONE)
+    set_child(t, below, LEFT, x);
+  else
+    set_root(t, path, x);
 }
 
-void pkv_tree_path_cut_out(pkv_tree *t, uint32_t path, uint32_t x) {
-  uint32_t before, after;
-  split(t, x, &before, &after);
-  set_root(t, path, concat(t, before, after));
+uint32_t pkv_tree_path_cut_out(pkv_tree *t, uint32_t x) {
+  const uint32_t l = t->nodes[x].left, r = t->nodes[x].right, up = t->nodes[x].up;
+  uint32_t in = l != NONE ? l : r, from = in;
+  if (l == NONE && r == NONE) {
+    from = up & PKV_TREE_PATH ? NONE : up;
+  } else if (l != NONE && r != NONE) { /* the next node takes its place */
+    in = from = leftmost(t, r);
+    if (in != r) {
+      from = t->nodes[in].up;
+      set_child(t, from, LEFT, t->nodes[in].right);
+      set_child(t, in, RIGHT, r);
+    }
+    set_child(t, in, LEFT, l);
+  }
+  put_below(t, up, x, in);
+  return from;
 }
 
 uint32_t pkv_tree_path_cut(pkv_tree *t, uint32_t path, uint32_t x) {
@@ -316,10 +346,7 @@ uint32_t pkv_tree_path_of(const pkv_tree *t, uint32_t x) {
 }
 
 uint32_t pkv_tree_path_top(const pkv_tree *t, uint32_t path) {
-  uint32_t x = t->paths[path].root;
-  while (t->nodes[x].left != NONE)
-    x = t->nodes[x].left;
-  return x;
+  return leftmost(t, t->paths[path].root);
 }
 
 uint32_t pkv_tree_path_end(const pkv_tree *t, uint32_t path) {

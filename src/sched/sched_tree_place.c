@@ -208,8 +208,7 @@ static uint32_t split_edge(pkv_sched *s, uint32_t v, uint32_t y, int32_t depth, 
     pkv_sched_map_add(&t->children, edge_key(z, *first_of(s, y)), y);
   }
   if (!(y & PKV_TREE_NODE)) {
-    pkv_tree_detach(s, v, y);
-    (void)pkv_tree_pull_up(t, v);
+    pkv_tree_detach(s, v, y); /* v is mended after z, as what hangs there will have changed */
     pkv_tree_attach(s, z, y);
     adopt(t, v, z);
     return z;
@@ -287,15 +286,19 @@ static uint32_t merge_request(pkv_sched *s, uint32_t x) {
     pkv_tree_path_free(t, path);
   } else {
     t->nodes[u].heavy = NONE; /* x was the end of u's path */
-    pkv_tree_path_cut_out(t, path, x);
-    if (t->nodes[u].paths_s != NONE) pkv_tree_promote(t, u, t->nodes[u].paths_s);
+    const uint32_t from = pkv_tree_path_cut_out(t, x);
+    PKV_ASSERT(from == u); /* in an AVL tree the last but one is next to the last */
+    if (t->nodes[u].paths_s != NONE) {
+      (void)pkv_tree_pull_up(t, from);
+      pkv_tree_promote(t, u, t->nodes[u].paths_s);
+    }
   }
   free_node(t, x);
   pkv_tree_attach(s, u, y);
   return u;
 }
 
-/* The single child node of x goes to x's parent, and x goes. */
+/* The single child node of x goes to x's parent, and x goes. What is to be pulled up from. */
 static uint32_t merge_node(pkv_sched *s, uint32_t x) {
   pkv_tree *t = s->tree;
   if (t->nodes[x].heavy == NONE) pkv_tree_promote(t, x, t->nodes[x].paths_s);
@@ -306,9 +309,9 @@ static uint32_t merge_node(pkv_sched *s, uint32_t x) {
   t->nodes[y].first = n.first;
   t->nodes[y].parent = u;
   if (t->nodes[u].heavy == x) t->nodes[u].heavy = y;
-  pkv_tree_path_cut_out(t, pkv_tree_path_of(t, x), x);
+  const uint32_t from = pkv_tree_path_cut_out(t, x);
   free_node(t, x);
-  return y;
+  return from;
 }
 
 uint32_t pkv_tree_unhang(pkv_sched *s, uint32_t slot) {
