@@ -60,6 +60,10 @@ function(pkv_isa_flags target)
       set(flags "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512vnni")
       set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
         "${flags};-ffp-contract=off")
+    elseif(source MATCHES "_avx512bf16\\.c$")
+      set(flags "-mavx2;-mfma;-mf16c;-mavx512f;-mavx512bw;-mavx512dq;-mavx512vl;-mavx512bf16")
+      set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS
+        "${flags};-ffp-contract=off")
     endif()
   endforeach()
 endfunction()

@@ -86,7 +86,8 @@ typedef struct pkv_weight {
    n, threads, chunks. */
 typedef enum pkv_compute {
   PKV_COMPUTE_F32 = 0, /* weights dequantised, float activations: the exact mode */
-  /* Activations rounded to 8 bits in blocks of 32; float weights still use float activations. */
+  /* Activations rounded to 8 bits in blocks of 32, for BF16 weights to bf16; F32 and F16 weights
+     still use float activations. */
   PKV_COMPUTE_I8 = 1
 } pkv_compute;
 

@@ -13,6 +13,9 @@
 #include <cmocka.h>
 
 #include "backend/cpu/cpu_dense.h"
+#include "backend/cpu/cpu_isa.h"
+#include "backend/cpu/dense_kernels.h"
+#include "base/cpu.h"
 #include "support/weight_blocks.h"
 
 #define MAX_M 130
@@ -33,6 +36,7 @@
 typedef struct fixture {
   pkv_executor *scalar;
   pkv_executor *vector, *avx512; /* AVX2 or NEON; may be NULL */
+  pkv_executor *vnni;            /* AVX-512 of a machine without BF16; may be NULL */
   pkv_executor *many;            /* the best, with three workers */
   unsigned char *weights;
   float *x, *y, *other;
@@ -50,12 +54,30 @@ static pkv_executor *executor_of(pkv_isa isa, int32_t threads) {
   return e;
 }
 
+#if defined(__x86_64__)
+/* On a machine that has more, the products of one that has VNNI and no BF16. */
+static pkv_executor *vnni_executor(void) {
+  pkv_cpu_features have;
+  pkv_cpu_detect(&have);
+  if (!have.avx512_bf16 || !have.avx512_vnni) return NULL;
+  have.avx512_bf16 = false;
+  pkv_executor *e = executor_of(PKV_ISA_AVX512, 1);
+  if (e) ((pkv_cpu_state *)e->device_state)->dense = pkv_cpu_dense_table(PKV_ISA_AVX512, &have);
+  return e;
+}
+#else
+static pkv_executor *vnni_executor(void) {
+  return NULL;
+}
+#endif
+
 static int setup(void **state) {
   fixture *f = calloc(1, sizeof *f);
   f->scalar = executor_of(PKV_ISA_SCALAR, 1);
   f->vector = executor_of(PKV_ISA_AVX2, 1);
   if (f->vector == NULL) f->vector = executor_of(PKV_ISA_NEON, 1);
   f->avx512 = executor_of(PKV_ISA_AVX512, 1);
+  f->vnni = vnni_executor();
   f->many = executor_of(PKV_ISA_AUTO, 3);
   f->weights = aligned_alloc(64, (size_t)MAX_N * MAX_K * 4);
   f->x = calloc((size_t)MAX_M * MAX_K, sizeof(float));
@@ -73,6 +95,7 @@ static int teardown(void **state) {
   pkv_executor_destroy(f->scalar);
   pkv_executor_destroy(f->vector);
   pkv_executor_destroy(f->avx512);
+  pkv_executor_destroy(f->vnni);
   pkv_executor_destroy(f->many);
   free(f->weights);
   free(f->scratch);
@@ -121,6 +144,7 @@ static double compare(fixture *f, const pkv_matmul_params *p) {
   double worst = 0.0;
   const int64_t k = p->w.k;
   const bool eight = p->compute == PKV_COMPUTE_I8 && !test_wtype_is_float(p->w.type);
+  const bool half = p->compute == PKV_COMPUTE_I8 && p->w.type == PKV_WTYPE_BF16;
   for (int64_t c = 0; c < p->w.n; c++) {
     const unsigned char *row = f->weights + c * p->w.row_bytes;
     for (int64_t i = 0; i < k; i++) {
@@ -142,6 +166,7 @@ static double compare(fixture *f, const pkv_matmul_params *p) {
         }
         step += weights * largest / 254.0; /* half a step of largest / 127 */
       }
+      if (half) step = size * 0x1p-8; /* half a step of 8 bits: 2^-9 of their lowest value */
       /* Roundings: two of each weight, one of each product and sum along a lane, the lanes' tree;
          in the 8-bit mode two sums a block, of scales rounded three times. */
       const double steps = eight ? 2.0 * (double)(k / 32) + 8.0 : (double)(k / 8) + 8.0;
@@ -202,11 +227,15 @@ static void test_float_types_take_any_k(void **state) {
       test_weights_random(exact, test_wtypes[t], 5, k, &rng);
       fill_x(f, 3 * k, &rng);
       for (int64_t m = 1; m <= 3; m++) {
-        const pkv_matmul_params p = params(f, test_wtypes[t], PKV_COMPUTE_F32, m, 5, k, f->y);
-        run(best(f), &p);
-        (void)compare(f, &p);
-        run(f->scalar, &p);
-        (void)compare(f, &p);
+        for (int mode = 0; mode < 2; mode++) {
+          const pkv_matmul_params p = params(f, test_wtypes[t], (pkv_compute)mode, m, 5, k, f->y);
+          pkv_executor *const executors[3] = {best(f), f->vector, f->scalar};
+          for (int e = 0; e < 3; e++) {
+            if (!executors[e]) continue;
+            run(executors[e], &p);
+            (void)compare(f, &p);
+          }
+        }
       }
       f->weights = kept;
       f->x = kept_x;
@@ -300,6 +329,45 @@ static void test_scalar_and_vector_agree(void **state) {
 static void test_scalar_and_avx512_agree(void **state) {
   fixture *f = *state;
   agree(f, f->avx512);
+}
+
+static void test_scalar_and_vnni_without_bf16_agree(void **state) {
+  fixture *f = *state;
+  agree(f, f->vnni);
+}
+
+/* Of BF16 weights in the 8-bit mode activations are rounded to bf16 and to nothing coarser: numbers
+   of 8 bits come out exact, others differ from the float mode. */
+static void test_bf16_rounds_activations(void **state) {
+  fixture *f = *state;
+  pkv_executor *const executors[3] = {f->scalar, f->vector, f->avx512};
+  const int64_t k = 37, n = 9;
+  for (int e = 0; e < 3; e++) {
+    if (!executors[e]) continue;
+    for (int fine = 0; fine < 2; fine++) {
+      pkv_rng rng;
+      pkv_rng_init(&rng, 5);
+      test_weights_random(f->weights, PKV_WTYPE_BF16, n, k, &rng);
+      for (int64_t i = 0; i < 5 * k; i++)
+        f->x[i] = (float)(128 + i % 127) + (fine ? 0.25f : 0.0f);
+      for (int64_t m = 1; m <= 5; m++) {
+        const pkv_matmul_params p = params(f, PKV_WTYPE_BF16, PKV_COMPUTE_I8, m, n, k, f->y);
+        run(executors[e], &p);
+        for (int64_t i = 0; i < m * n; i++) {
+          const unsigned char *row = f->weights + i % n * p.w.row_bytes;
+          double want = 0.0, size = 0.0;
+          for (int64_t j = 0; j < k; j++) {
+            const double part =
+                test_weight_value(row, PKV_WTYPE_BF16, j) * (double)(128 + (i / n * k + j) % 127);
+            want += part;
+            size += fabs(part);
+          }
+          if (fabs((double)f->y[i] - want) > size * 8.0 * EPS)
+            fail_msg("m %d output %d: %.9g, expected %.9g", (int)m, (int)i, (double)f->y[i], want);
+        }
+      }
+    }
+  }
 }
 
 /* Codes and activations at their ends: no 16-bit sum inside a kernel may overflow. */
@@ -497,6 +565,8 @@ int main(void) {
       cmocka_unit_test(test_bits_do_not_depend_on_rows_or_workers),
       cmocka_unit_test(test_scalar_and_vector_agree),
       cmocka_unit_test(test_scalar_and_avx512_agree),
+      cmocka_unit_test(test_scalar_and_vnni_without_bf16_agree),
+      cmocka_unit_test(test_bf16_rounds_activations),
       cmocka_unit_test(test_extremes),
       cmocka_unit_test(test_bad_numbers_stay_in_their_row),
       cmocka_unit_test(test_tiny_and_huge_activations),

@@ -50,6 +50,11 @@ static void test_x86(void **state) {
   TABLES(PKV_ISA_AVX512, &f, &pkv_cpu_avx512_ops, &pkv_dense_avx2);
   f.avx512_vnni = true;
   TABLES(PKV_ISA_AVX512, &f, &pkv_cpu_avx512_ops, &pkv_dense_avx512vnni);
+  f.avx512_bf16 = true;
+  TABLES(PKV_ISA_AVX512, &f, &pkv_cpu_avx512_ops, &pkv_dense_avx512bf16);
+  f.avx512_vnni = false; /* no processor is so: what needs neither is right */
+  TABLES(PKV_ISA_AVX512, &f, &pkv_cpu_avx512_ops, &pkv_dense_avx2);
+  f.avx512_vnni = true;
   TABLES(PKV_ISA_AVX2, &f, &pkv_cpu_avx2_ops, &pkv_dense_avx2);
   for (size_t i = 0; i < sizeof needs / sizeof needs[0]; i++) {
     *needs[i] = false;

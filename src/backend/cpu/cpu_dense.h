@@ -17,6 +17,10 @@
  *        result = ((l0+l4) + (l2+l6)) + ((l1+l5) + (l3+l7)).
  *   I8   acc = fma(float(sum q * qx), d * dx, acc), then acc = fma(m, dx * float(sum qx), acc), for
  *        each block in turn; the integer sums are exact. dx = max|x| / 127 of the block.
+ *   BF16 weights in the I8 mode: activations are rounded to bf16 (below 2^-126: 0). Lane j (0..15)
+ *        takes elements 32 i + 2 j + 1, then 32 i + 2 j for i = 0, 1, ... with fused multiply-adds;
+ *        l[j] += l[j + 8], then as F32. Where the processor has the instruction for it, weights and
+ *        sums below 2^-126 count as 0 too.
  * A block of activations that holds NaN or infinity gets dx = NaN: every output of that row is NaN.
  */
 #ifndef PKV_BACKEND_CPU_CPU_DENSE_H

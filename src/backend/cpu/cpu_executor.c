@@ -63,7 +63,8 @@ const pkv_cpu_isa_ops *pkv_cpu_isa_table(pkv_isa isa, const pkv_cpu_features *ha
 
 const pkv_dense_kernels *pkv_cpu_dense_table(pkv_isa isa, const pkv_cpu_features *have) {
 #if defined(__x86_64__)
-  if (isa == PKV_ISA_AVX512 && have->avx512_vnni) return &pkv_dense_avx512vnni;
+  if (isa == PKV_ISA_AVX512 && have->avx512_vnni)
+    return have->avx512_bf16 ? &pkv_dense_avx512bf16 : &pkv_dense_avx512vnni;
   if (isa == PKV_ISA_AVX512 || isa == PKV_ISA_AVX2) return &pkv_dense_avx2;
 #endif
 #if defined(__aarch64__)

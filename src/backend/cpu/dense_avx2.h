@@ -17,6 +17,11 @@ void pkv_dense_tile_i8_avx2(const pkv_dense_job *job, int64_t col0, int64_t col1
                             int64_t row1);
 void pkv_dense_tile_f32_avx2(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
                              int64_t row1);
+void pkv_dense_tile_bf16_avx2(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
+                              int64_t row1);
+void pkv_dense_tile_i8_avx512vnni(const pkv_dense_job *job, int64_t col0, int64_t col1,
+                                  int64_t row0, int64_t row1);
+void pkv_dense_narrow_avx2(const pkv_dense_x *x, int64_t row0, int64_t row1);
 void pkv_dense_quantize_avx2(const pkv_dense_x *x, int64_t row0, int64_t row1);
 void pkv_dense_dequantize_avx2(float *y, const pkv_weight *w, int64_t row, int64_t k0,
                                int64_t count, float scale);

@@ -22,7 +22,12 @@ typedef struct pkv_dense_x {
   float *scale;         /* [m, blocks] dx */
   float *scaled_sum;    /* [m, blocks] dx * float(sum) */
   int32_t *sum;         /* [m, blocks] */
+  uint16_t *half;       /* [m, pkv_half_stride(k)] as bf16, zeros behind a row */
 } pkv_dense_x;
+
+static inline int64_t pkv_half_stride(int64_t k) {
+  return (k + PKV_QK - 1) / PKV_QK * PKV_QK;
+}
 
 /* One product; a kernel computes columns [col0, col1) of rows [row0, row1). */
 typedef struct pkv_dense_job {
@@ -35,7 +40,8 @@ typedef void (*pkv_dense_tile_fn)(const pkv_dense_job *job, int64_t col0, int64_
 
 typedef struct pkv_dense_kernels {
   void (*quantize)(const pkv_dense_x *x, int64_t row0, int64_t row1);
-  pkv_dense_tile_fn tile_f32, tile_i8;
+  void (*narrow)(const pkv_dense_x *x, int64_t row0, int64_t row1); /* fills x->half */
+  pkv_dense_tile_fn tile_f32, tile_i8, tile_bf16;
   /* y[0..count) = scale * elements [k0, k0 + count) of a weight row; k0 on a block boundary. */
   void (*dequantize)(float *y, const pkv_weight *w, int64_t row, int64_t k0, int64_t count,
                      float scale);
@@ -50,13 +56,16 @@ typedef struct pkv_dense_kernels {
 
 extern const pkv_dense_kernels pkv_dense_scalar;
 #if defined(__x86_64__)
-extern const pkv_dense_kernels pkv_dense_avx2, pkv_dense_avx512vnni;
+extern const pkv_dense_kernels pkv_dense_avx2, pkv_dense_avx512vnni, pkv_dense_avx512bf16;
 #endif
 #if defined(__aarch64__)
 extern const pkv_dense_kernels pkv_dense_neon, pkv_dense_neondot; /* with the byte dot product */
 #endif
 
 /* The scalar table's, for others: compilers for AArch64 make NEON of them by themselves. */
+void pkv_dense_narrow_scalar(const pkv_dense_x *x, int64_t row0, int64_t row1);
+void pkv_dense_tile_bf16_scalar(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
+                                int64_t row1);
 void pkv_dense_dequantize_scalar(float *y, const pkv_weight *w, int64_t row, int64_t k0,
                                  int64_t count, float scale);
 void pkv_dense_rms_norm_scalar(float *y, const float *x, const float *weight, int64_t n, float eps);

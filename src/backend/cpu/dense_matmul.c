@@ -64,24 +64,34 @@ static size_t round_up(size_t n) {
   return (n + 63) / 64 * 64;
 }
 
-/* Layout of the scratch: q, scale, scaled_sum, sum, each on a cache line. */
+/* Layout of the scratch: q, scale, scaled_sum, sum, half, each on a cache line. */
 static void lay_out(pkv_dense_x *x, void *scratch) {
   unsigned char *at = scratch;
-  const size_t cells = round_up((size_t)(x->m * x->blocks) * sizeof(float));
+  const size_t cells = round_up((size_t)(x->m * ((x->k + PKV_QK - 1) / PKV_QK)) * sizeof(float));
   x->q = (int8_t *)at;
   at += round_up((size_t)(x->m * x->k));
   x->scale = (float *)(void *)at;
   x->scaled_sum = (float *)(void *)(at + cells);
   x->sum = (int32_t *)(void *)(at + 2 * cells);
+  x->half = (uint16_t *)(void *)(at + 3 * cells);
 }
 
 size_t pkv_cpu_matmul_scratch_bytes(int64_t m, int64_t k) {
   const size_t cells = round_up((size_t)(m * ((k + PKV_QK - 1) / PKV_QK)) * sizeof(float));
-  return round_up((size_t)(m * k)) + 3 * cells + 64;
+  return round_up((size_t)(m * k)) + 3 * cells + (size_t)(m * pkv_half_stride(k)) * 2 + 64;
 }
 
 static bool is_float(pkv_wtype type) {
   return type == PKV_WTYPE_F32 || type == PKV_WTYPE_F16 || type == PKV_WTYPE_BF16;
+}
+
+/* Which of a call's activations a product reads. */
+typedef enum form { FORM_FLOATS, FORM_BYTES, FORM_HALVES } form;
+
+static form form_of(const pkv_matmul_params *p) {
+  if (p->compute == PKV_COMPUTE_F32) return FORM_FLOATS;
+  if (p->w.type == PKV_WTYPE_BF16) return FORM_HALVES;
+  return is_float(p->w.type) ? FORM_FLOATS : FORM_BYTES;
 }
 
 static pkv_status check_product(const pkv_matmul_params *p, const pkv_matmul_params *first,
@@ -102,17 +112,27 @@ static pkv_status check_product(const pkv_matmul_params *p, const pkv_matmul_par
   return PKV_OK;
 }
 
-typedef struct quantize_context {
-  const pkv_dense_kernels *kernels;
+typedef struct round_context {
+  void (*round)(const pkv_dense_x *x, int64_t row0, int64_t row1);
   const pkv_dense_x *x;
-} quantize_context;
+} round_context;
 
-static void quantize_item(void *ctx, int64_t item, int32_t worker) {
-  const quantize_context *c = ctx;
+static void round_item(void *ctx, int64_t item, int32_t worker) {
+  const round_context *c = ctx;
   const int64_t row0 = item * QUANTIZE_ROWS;
   const int64_t row1 = row0 + QUANTIZE_ROWS < c->x->m ? row0 + QUANTIZE_ROWS : c->x->m;
   (void)worker;
-  c->kernels->quantize(c->x, row0, row1);
+  c->round(c->x, row0, row1);
+}
+
+static void round_rows(pkv_executor *executor, const round_context *c) {
+  if (c->x->m < 2 * QUANTIZE_ROWS || pkv_workers_threads(executor->workers) == 1) {
+    c->round(c->x, 0, c->x->m);
+    return;
+  }
+  round_context copy = *c;
+  pkv_workers_run(executor->workers, round_item, &copy,
+                  (c->x->m + QUANTIZE_ROWS - 1) / QUANTIZE_ROWS);
 }
 
 typedef struct product {
@@ -157,10 +177,12 @@ static void run_products(pkv_executor *executor, const pkv_dense_kernels *kernel
   c.m = x->m;
   for (int32_t i = 0; i < count; i++) {
     product *out = &c.products[i];
-    const bool eight = p[i].compute == PKV_COMPUTE_I8 && !is_float(p[i].w.type);
+    const form f = form_of(&p[i]);
     out->job.p = &p[i];
     out->job.x = x;
-    out->tile = eight ? kernels->tile_i8 : kernels->tile_f32;
+    out->tile = f == FORM_BYTES    ? kernels->tile_i8
+                : f == FORM_HALVES ? kernels->tile_bf16
+                                   : kernels->tile_f32;
     out->first_item = items;
     out->column_items = (p[i].w.n + c.columns - 1) / c.columns;
     items += out->column_items * row_blocks;
@@ -178,25 +200,24 @@ pkv_status pkv_cpu_matmul_many(pkv_executor *executor, const pkv_matmul_params *
   PKV_CHECK(err, count >= 0 && count <= MAX_PRODUCTS, PKV_E_INVALID,
             "count is %d, limits are 0..%d", (int)count, MAX_PRODUCTS);
   if (count == 0 || p[0].m <= 0) return PKV_OK;
-  bool eight = false;
+  bool bytes = false, halves = false;
   for (int32_t i = 0; i < count; i++) {
     PKV_TRY(check_product(&p[i], &p[0], err));
-    if (p[i].compute == PKV_COMPUTE_I8 && !is_float(p[i].w.type)) eight = true;
+    bytes = bytes || form_of(&p[i]) == FORM_BYTES;
+    halves = halves || form_of(&p[i]) == FORM_HALVES;
   }
   const pkv_dense_kernels *kernels = pkv_dense_kernels_of(executor);
-  pkv_dense_x x = {p[0].x, p[0].x_stride, p[0].m, p[0].w.k, p[0].w.k / PKV_QK,
-                   NULL,   NULL,          NULL,   NULL};
-  if (eight) {
+  pkv_dense_x x = {.x = p[0].x,
+                   .x_stride = p[0].x_stride,
+                   .m = p[0].m,
+                   .k = p[0].w.k,
+                   .blocks = p[0].w.k / PKV_QK};
+  if (bytes || halves) {
     PKV_CHECK(err, p[0].scratch, PKV_E_INVALID, "scratch is NULL");
     lay_out(&x, p[0].scratch);
-    if (x.m < 2 * QUANTIZE_ROWS || pkv_workers_threads(executor->workers) == 1) {
-      kernels->quantize(&x, 0, x.m);
-    } else {
-      quantize_context q = {kernels, &x};
-      pkv_workers_run(executor->workers, quantize_item, &q,
-                      (x.m + QUANTIZE_ROWS - 1) / QUANTIZE_ROWS);
-    }
   }
+  if (bytes) round_rows(executor, &(round_context){kernels->quantize, &x});
+  if (halves) round_rows(executor, &(round_context){kernels->narrow, &x});
   run_products(executor, kernels, &x, p, count);
   return PKV_OK;
 }

@@ -119,9 +119,11 @@ void pkv_dense_add_avx2(float *y, const float *x, int64_t count) {
     y[i] += x[i];
 }
 
-const pkv_dense_kernels pkv_dense_avx2 = {
-    pkv_dense_quantize_avx2,   pkv_dense_tile_f32_avx2, pkv_dense_tile_i8_avx2,
-    pkv_dense_dequantize_avx2, pkv_dense_rms_norm_avx2, pkv_dense_rope_adjacent_avx2,
-    pkv_dense_swiglu_avx2,     pkv_dense_geglu_avx2,    pkv_dense_add_avx2};
+const pkv_dense_kernels pkv_dense_avx2 = {pkv_dense_quantize_avx2,  pkv_dense_narrow_avx2,
+                                          pkv_dense_tile_f32_avx2,  pkv_dense_tile_i8_avx2,
+                                          pkv_dense_tile_bf16_avx2, pkv_dense_dequantize_avx2,
+                                          pkv_dense_rms_norm_avx2,  pkv_dense_rope_adjacent_avx2,
+                                          pkv_dense_swiglu_avx2,    pkv_dense_geglu_avx2,
+                                          pkv_dense_add_avx2};
 
 #endif

@@ -3,6 +3,7 @@
    roundings that the vector kernels repeat. */
 #include "backend/cpu/dense_kernels.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -226,6 +227,44 @@ static void scalar_tile_f32(const pkv_dense_job *job, int64_t col0, int64_t col1
   }
 }
 
+void pkv_dense_narrow_scalar(const pkv_dense_x *x, int64_t row0, int64_t row1) {
+  const int64_t stride = pkv_half_stride(x->k);
+  for (int64_t r = row0; r < row1; r++) {
+    uint16_t *to = x->half + r * stride;
+    const float *from = x->x + r * x->x_stride;
+    for (int64_t i = 0; i < x->k; i++)
+      to[i] = fabsf(from[i]) < FLT_MIN ? 0 : pkv_f32_to_bf16(from[i]);
+    memset(to + x->k, 0, (size_t)(stride - x->k) * sizeof *to);
+  }
+}
+
+static float dot_bf16(const unsigned char *row, const uint16_t *x, int64_t k) {
+  float lanes[16] = {0.0f};
+  for (int64_t k0 = 0; k0 < k; k0 += PKV_QK) {
+    uint16_t w[PKV_QK] = {0};
+    memcpy(w, row + 2 * k0, (size_t)(k - k0 < PKV_QK ? k - k0 : PKV_QK) * sizeof *w);
+    for (int32_t j = 0; j < 16; j++) {
+      const uint16_t *q = x + k0 + 2 * j;
+      lanes[j] = fmaf(pkv_bf16_to_f32(w[2 * j + 1]), pkv_bf16_to_f32(q[1]), lanes[j]);
+      lanes[j] = fmaf(pkv_bf16_to_f32(w[2 * j]), pkv_bf16_to_f32(q[0]), lanes[j]);
+    }
+  }
+  for (int32_t j = 0; j < 8; j++)
+    lanes[j] += lanes[j + 8];
+  return pkv_sum_lanes(lanes);
+}
+
+void pkv_dense_tile_bf16_scalar(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
+                                int64_t row1) {
+  const pkv_weight *w = &job->p->w;
+  const int64_t stride = pkv_half_stride(w->k);
+  for (int64_t col = col0; col < col1; col++) {
+    const unsigned char *row = (const unsigned char *)w->data + col * w->row_bytes;
+    for (int64_t r = row0; r < row1; r++)
+      pkv_dense_store(job->p, r, col, dot_bf16(row, job->x->half + r * stride, w->k));
+  }
+}
+
 void pkv_dense_rms_norm_scalar(float *y, const float *x, const float *weight, int64_t n,
                                float eps) {
   double lanes[8] = {0.0};
@@ -267,8 +306,10 @@ void pkv_dense_add_scalar(float *y, const float *x, int64_t count) {
 }
 
 const pkv_dense_kernels pkv_dense_scalar = {scalar_quantize,
+                                            pkv_dense_narrow_scalar,
                                             scalar_tile_f32,
                                             scalar_tile_i8,
+                                            pkv_dense_tile_bf16_scalar,
                                             pkv_dense_dequantize_scalar,
                                             pkv_dense_rms_norm_scalar,
                                             pkv_dense_rope_adjacent_scalar,

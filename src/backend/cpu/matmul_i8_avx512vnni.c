@@ -122,8 +122,8 @@ DEFINE_TILE(tile_q8_0, PKV_WTYPE_Q8_0)
 DEFINE_TILE(tile_q4_k, PKV_WTYPE_Q4_K)
 DEFINE_TILE(tile_q5_k, PKV_WTYPE_Q5_K)
 
-static void tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,
-                    int64_t row1) {
+void pkv_dense_tile_i8_avx512vnni(const pkv_dense_job *job, int64_t col0, int64_t col1,
+                                  int64_t row0, int64_t row1) {
   /* Q6_K has a scale for each 16 elements, which the AVX2 file applies for nothing. */
   if (row1 - row0 == 1 || job->p->w.type == PKV_WTYPE_Q6_K) {
     pkv_dense_tile_i8_avx2(job, col0, col1, row0, row1);
@@ -155,8 +155,11 @@ static void tile_i8(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_
 }
 
 const pkv_dense_kernels pkv_dense_avx512vnni = {
-    pkv_dense_quantize_avx2,   pkv_dense_tile_f32_avx2, tile_i8,
-    pkv_dense_dequantize_avx2, pkv_dense_rms_norm_avx2, pkv_dense_rope_adjacent_avx2,
-    pkv_dense_swiglu_avx2,     pkv_dense_geglu_avx2,    pkv_dense_add_avx2};
+    pkv_dense_quantize_avx2,  pkv_dense_narrow_avx2,
+    pkv_dense_tile_f32_avx2,  pkv_dense_tile_i8_avx512vnni,
+    pkv_dense_tile_bf16_avx2, pkv_dense_dequantize_avx2,
+    pkv_dense_rms_norm_avx2,  pkv_dense_rope_adjacent_avx2,
+    pkv_dense_swiglu_avx2,    pkv_dense_geglu_avx2,
+    pkv_dense_add_avx2};
 
 #endif

@@ -349,8 +349,10 @@ static void neon_tile_f32(const pkv_dense_job *job, int64_t col0, int64_t col1, 
 
 const pkv_dense_kernels NEON_TABLE = {
     neon_quantize,
+    pkv_dense_narrow_scalar,
     neon_tile_f32,
     neon_tile_i8,
+    pkv_dense_tile_bf16_scalar,
     pkv_dense_dequantize_scalar,
     pkv_dense_rms_norm_scalar,
     pkv_dense_rope_adjacent_scalar,
