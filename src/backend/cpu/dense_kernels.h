@@ -21,7 +21,7 @@ typedef struct pkv_dense_x {
   int8_t *q;            /* [m, blocks * PKV_QK], -127 .. 127 */
   float *scale;         /* [m, blocks] dx */
   float *scaled_sum;    /* [m, blocks] dx * float(sum) */
-  int32_t *sum;         /* [m, blocks] */
+  int32_t *sum, *first; /* [m, blocks] of a block's codes, of its first 16 */
   uint16_t *half;       /* [m, pkv_half_stride(k)] as bf16, zeros behind a row */
 } pkv_dense_x;
 

@@ -64,7 +64,7 @@ static size_t round_up(size_t n) {
   return (n + 63) / 64 * 64;
 }
 
-/* Layout of the scratch: q, scale, scaled_sum, sum, half, each on a cache line. */
+/* Layout of the scratch: q, scale, scaled_sum, sum, first, half, each on a cache line. */
 static void lay_out(pkv_dense_x *x, void *scratch) {
   unsigned char *at = scratch;
   const size_t cells = round_up((size_t)(x->m * ((x->k + PKV_QK - 1) / PKV_QK)) * sizeof(float));
@@ -73,12 +73,13 @@ static void lay_out(pkv_dense_x *x, void *scratch) {
   x->scale = (float *)(void *)at;
   x->scaled_sum = (float *)(void *)(at + cells);
   x->sum = (int32_t *)(void *)(at + 2 * cells);
-  x->half = (uint16_t *)(void *)(at + 3 * cells);
+  x->first = (int32_t *)(void *)(at + 3 * cells);
+  x->half = (uint16_t *)(void *)(at + 4 * cells);
 }
 
 size_t pkv_cpu_matmul_scratch_bytes(int64_t m, int64_t k) {
   const size_t cells = round_up((size_t)(m * ((k + PKV_QK - 1) / PKV_QK)) * sizeof(float));
-  return round_up((size_t)(m * k)) + 3 * cells + (size_t)(m * pkv_half_stride(k)) * 2 + 64;
+  return round_up((size_t)(m * k)) + 4 * cells + (size_t)(m * pkv_half_stride(k)) * 2 + 64;
 }
 
 static bool is_float(pkv_wtype type) {

@@ -163,6 +163,7 @@ static void scalar_quantize(const pkv_dense_x *x, int64_t row0, int64_t row1) {
       const float inverse = zero ? 0.0f : 127.0f / largest;
       int32_t sum = 0;
       for (int32_t j = 0; j < PKV_QK; j++) {
+        if (j == PKV_QK / 2) x->first[at] = sum;
         q[j] = zero ? 0 : (int8_t)pkv_round_small(src[j] * inverse);
         sum += q[j];
       }

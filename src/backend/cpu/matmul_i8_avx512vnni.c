@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Products of quantised weights and 8-bit activations for many rows on AVX-512 with VNNI: one
- * instruction multiplies four activations with sixteen columns and adds in 32 bits, so nothing can
- * overflow. Tiles, integer dots and float operations are those of the AVX2 file: the same bits. A
- * single row is bound by memory and stays with AVX2.
+ * Products of quantised weights and 8-bit activations on AVX-512 with VNNI: one instruction
+ * multiplies four activations with sixteen columns and adds in 32 bits, so nothing can overflow.
+ * Tiles, integer dots and float operations are those of the AVX2 file: the same bits.
  */
 #include "backend/cpu/dense_kernels.h"
 
 #if defined(__x86_64__)
 
+#include "backend/cpu/dense_row_avx2.h"
 #include "backend/cpu/dense_tile_avx2.h"
 
 #define MAX_ROWS 128
 #define ROWS     8 /* of a register tile */
 
-/* The instruction wants unsigned codes: those of Q8_0 are moved up by 128. */
+/* The instruction wants unsigned codes: signed ones are moved up by 128. */
 PKV_ALWAYS_INLINE int32_t offset_of(pkv_wtype type) {
-  return type == PKV_WTYPE_Q8_0 ? 128 : pkv_block_offset(type);
+  return pkv_codes_signed(type) ? 128 : pkv_block_offset(type);
 }
 
 static void make_unsigned(pkv_tile *t, int64_t blocks) {
@@ -29,32 +29,75 @@ static void make_unsigned(pkv_tile *t, int64_t blocks) {
   }
 }
 
+/* Exact dots of `count` rows and 16 columns over fours [g0, g1) of a block. */
+PKV_ALWAYS_INLINE void dots(int count, __m512i dot[ROWS], const pkv_tile *t, int64_t b,
+                            const int8_t *q, int64_t stride, int g0, int g1) {
+  for (int r = 0; r < count; r++)
+    dot[r] = _mm512_setzero_si512();
+  for (int g = g0; g < g1; g++) {
+    const __m512i w = _mm512_load_si512(t->codes[b][g]);
+    for (int r = 0; r < count; r++) {
+      const int32_t four = (int32_t)pkv_load_u32(q + r * stride + 4 * g);
+      dot[r] = _mm512_dpbusd_epi32(dot[r], w, _mm512_set1_epi32(four));
+    }
+  }
+}
+
+PKV_ALWAYS_INLINE __m512 minus_sum(__m512i dot, int32_t offset, int32_t sum) {
+  if (offset != 0) dot = _mm512_sub_epi32(dot, _mm512_set1_epi32(offset * sum));
+  return _mm512_cvtepi32_ps(dot);
+}
+
+/* Scales of 16 elements, which a tile holds as two equal 16-bit numbers, as floats. */
+PKV_ALWAYS_INLINE __m512 half_scales(const pkv_tile *t, int64_t b, int half) {
+  const __m512i both = _mm512_load_si512(t->s[b][half]);
+  return _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 16));
+}
+
+/* A block of Q6_K as floats: scale times dot of each half, summed. All of it is whole numbers below
+   2^24, so nothing is rounded. */
+PKV_ALWAYS_INLINE void scaled_dots(int count, __m512 out[ROWS], const pkv_tile *t, int64_t b,
+                                   const pkv_dense_x *x, int64_t row, int64_t block) {
+  const int8_t *q = x->q + row * x->k + block * PKV_QK;
+  const int32_t offset = offset_of(PKV_WTYPE_Q6_K);
+  __m512i dot[ROWS];
+  dots(count, dot, t, b, q, x->k, 0, 4);
+  const __m512 low = half_scales(t, b, 0), high = half_scales(t, b, 1);
+  for (int r = 0; r < count; r++) {
+    const int32_t first = x->first[(row + r) * x->blocks + block];
+    out[r] = _mm512_mul_ps(minus_sum(dot[r], offset, first), low);
+  }
+  dots(count, dot, t, b, q, x->k, 4, 8);
+  for (int r = 0; r < count; r++) {
+    const int64_t at = (row + r) * x->blocks + block;
+    const int32_t last = x->sum[at] - x->first[at];
+    out[r] = _mm512_fmadd_ps(minus_sum(dot[r], offset, last), high, out[r]);
+  }
+}
+
 /* acc [count][16] over the tile's blocks, rows from `row` on. */
 PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TILE],
                                  const pkv_tile *t, const pkv_dense_x *x, int64_t row,
-                                 int64_t block0, int64_t blocks) {
+                                 int64_t block0, int64_t blocks, pkv_fetch fetch) {
   __m512 sum[ROWS];
   for (int r = 0; r < count; r++)
     sum[r] = _mm512_load_ps(acc[r]);
   for (int64_t b = 0; b < blocks; b++) {
-    const int8_t *q = x->q + row * x->k + (block0 + b) * PKV_QK;
+    pkv_fetch_block(&fetch, b);
     const __m512 d = _mm512_load_ps(t->d[b]), m = _mm512_load_ps(t->m[b]);
-    __m512i dot[ROWS];
-    for (int r = 0; r < count; r++)
-      dot[r] = _mm512_setzero_si512();
-    for (int g = 0; g < 8; g++) {
-      const __m512i w = _mm512_load_si512(t->codes[b][g]);
-      for (int r = 0; r < count; r++) {
-        const int32_t four = (int32_t)pkv_load_u32(q + r * x->k + 4 * g);
-        dot[r] = _mm512_dpbusd_epi32(dot[r], w, _mm512_set1_epi32(four));
-      }
+    __m512 dot[ROWS];
+    if (type == PKV_WTYPE_Q6_K) {
+      scaled_dots(count, dot, t, b, x, row, block0 + b);
+    } else {
+      __m512i whole[ROWS];
+      dots(count, whole, t, b, x->q + row * x->k + (block0 + b) * PKV_QK, x->k, 0, 8);
+      for (int r = 0; r < count; r++)
+        dot[r] = minus_sum(whole[r], offset_of(type), x->sum[(row + r) * x->blocks + block0 + b]);
     }
     for (int r = 0; r < count; r++) {
       const int64_t at = (row + r) * x->blocks + block0 + b;
-      if (offset_of(type) != 0)
-        dot[r] = _mm512_sub_epi32(dot[r], _mm512_set1_epi32(offset_of(type) * x->sum[at]));
       const __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(x->scale[at]));
-      sum[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r]), scale, sum[r]);
+      sum[r] = _mm512_fmadd_ps(dot[r], scale, sum[r]);
       if (pkv_block_has_min(type))
         sum[r] = _mm512_fmadd_ps(m, _mm512_set1_ps(x->scaled_sum[at]), sum[r]);
     }
@@ -63,22 +106,27 @@ PKV_ALWAYS_INLINE void tile_rows(pkv_wtype type, int count, float (*acc)[PKV_TIL
     _mm512_store_ps(acc[r], sum[r]);
 }
 
-/* All rows of a block of rows: in eights, then what is left in fours, twos, one. */
+/* Calls of tile_rows for so many rows. */
+PKV_ALWAYS_INLINE int64_t fetch_calls(int64_t rows) {
+  return rows / ROWS + (rows >> 2 & 1) + (rows >> 1 & 1) + (rows & 1);
+}
+
+/* All rows of a block of rows: in eights, then what is left in fours, twos, one. next_col: of which
+   each call asks for its share. */
 PKV_ALWAYS_INLINE void all_rows(pkv_wtype type, float (*acc)[PKV_TILE], const pkv_tile *t,
-                                const pkv_dense_x *x, int64_t row, int64_t rows, int64_t block0,
-                                int64_t blocks) {
+                                const pkv_dense_job *job, int64_t row, int64_t rows, int64_t block0,
+                                int64_t blocks, int64_t next_col) {
+  const int64_t calls = fetch_calls(rows);
   int64_t r = 0;
-  for (; r + 8 <= rows; r += 8)
-    tile_rows(type, 8, acc + r, t, x, row + r, block0, blocks);
-  if (rows & 4) {
-    tile_rows(type, 4, acc + r, t, x, row + r, block0, blocks);
-    r += 4;
+  for (int64_t call = 0; call < calls; call++) {
+    const pkv_fetch f = pkv_fetch_part(type, &job->p->w, next_col, block0, blocks, call, calls);
+    const int64_t left = rows - r, count = left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    if (count == 8) tile_rows(type, 8, acc + r, t, job->x, row + r, block0, blocks, f);
+    if (count == 4) tile_rows(type, 4, acc + r, t, job->x, row + r, block0, blocks, f);
+    if (count == 2) tile_rows(type, 2, acc + r, t, job->x, row + r, block0, blocks, f);
+    if (count == 1) tile_rows(type, 1, acc + r, t, job->x, row + r, block0, blocks, f);
+    r += count;
   }
-  if (rows & 2) {
-    tile_rows(type, 2, acc + r, t, x, row + r, block0, blocks);
-    r += 2;
-  }
-  if (rows & 1) tile_rows(type, 1, acc + r, t, x, row + r, block0, blocks);
 }
 
 PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int64_t col0,
@@ -93,9 +141,10 @@ PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int6
     for (int64_t b0 = 0; b0 < x->blocks; b0 += PKV_TILE_BLOCKS) {
       const int64_t left = x->blocks - b0;
       const int64_t blocks = left < PKV_TILE_BLOCKS ? left : PKV_TILE_BLOCKS;
-      pkv_unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks, true);
-      if (type == PKV_WTYPE_Q8_0) make_unsigned(&t, blocks);
-      all_rows(type, acc, &t, x, row0, rows, b0, blocks);
+      const bool fetch = col == col0 || fetch_calls(rows) > PKV_FETCH_CALLS;
+      pkv_unpack_tile(type, &t, &job->p->w, col, col1, b0, blocks, fetch);
+      if (pkv_codes_signed(type)) make_unsigned(&t, blocks);
+      all_rows(type, acc, &t, job, row0, rows, b0, blocks, col + PKV_TILE);
     }
     for (int64_t r = 0; r < rows; r++) {
       pkv_store_columns(job->p, row0 + r, col, col1 - col, _mm256_load_ps(acc[r]));
@@ -110,6 +159,10 @@ PKV_ALWAYS_INLINE void batch_tile(pkv_wtype type, const pkv_dense_job *job, int6
 #define DEFINE_TILE(name, type)                                                                    \
   static void name(const pkv_dense_job *job, int64_t col0, int64_t col1, int64_t row0,             \
                    int64_t row1) {                                                                 \
+    if (row1 - row0 == 1) {                                                                        \
+      decode_tile(type, job, col0, col1, row0);                                                    \
+      return;                                                                                      \
+    }                                                                                              \
     for (int64_t r = row0; r < row1; r += MAX_ROWS)                                                \
       batch_tile(type, job, col0, col1, r, r + MAX_ROWS < row1 ? r + MAX_ROWS : row1);             \
   }
@@ -121,11 +174,12 @@ DEFINE_TILE(tile_q5_1, PKV_WTYPE_Q5_1)
 DEFINE_TILE(tile_q8_0, PKV_WTYPE_Q8_0)
 DEFINE_TILE(tile_q4_k, PKV_WTYPE_Q4_K)
 DEFINE_TILE(tile_q5_k, PKV_WTYPE_Q5_K)
+DEFINE_TILE(tile_q6_k, PKV_WTYPE_Q6_K)
 
 void pkv_dense_tile_i8_avx512vnni(const pkv_dense_job *job, int64_t col0, int64_t col1,
                                   int64_t row0, int64_t row1) {
-  /* Q6_K has a scale for each 16 elements, which the AVX2 file applies for nothing. */
-  if (row1 - row0 == 1 || job->p->w.type == PKV_WTYPE_Q6_K) {
+  /* One row of signed codes needs AVX2's instructions, which see 16 registers of these 32. */
+  if (row1 - row0 == 1 && job->p->w.type == PKV_WTYPE_Q8_0) {
     pkv_dense_tile_i8_avx2(job, col0, col1, row0, row1);
     return;
   }
@@ -147,6 +201,9 @@ void pkv_dense_tile_i8_avx512vnni(const pkv_dense_job *job, int64_t col0, int64_
     break;
   case PKV_WTYPE_Q5_K:
     tile_q5_k(job, col0, col1, row0, row1);
+    break;
+  case PKV_WTYPE_Q6_K:
+    tile_q6_k(job, col0, col1, row0, row1);
     break;
   default:
     tile_q8_0(job, col0, col1, row0, row1);

@@ -56,6 +56,7 @@ static void quantize_block(const pkv_dense_x *x, int64_t row, int64_t block) {
   int32_t sum = 0;
   for (int i = 0; i < PKV_QK; i += 8) {
     int16x8_t eight = vdupq_n_s16(0);
+    if (i == PKV_QK / 2) x->first[at] = sum;
     if (!zero) {
       const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(src + i), inverse));
       const int32x4_t b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(src + i + 4), inverse));
