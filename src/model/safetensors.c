@@ -183,8 +183,9 @@ static pkv_status check_metadata(const json_t *metadata, pkv_error *err) {
 
 static pkv_status read_table(pkv_safetensors *f, pkv_error *err) {
   const size_t entries = json_object_size(f->header);
-  PKV_CHECK(err, entries <= PKV_SAFETENSORS_MAX_TENSORS + 1, PKV_E_LIMIT,
-            "%zu tensors, at most %u are supported", entries, PKV_SAFETENSORS_MAX_TENSORS);
+  const size_t tensors = entries - (json_object_get(f->header, "__metadata__") != NULL);
+  PKV_CHECK(err, tensors <= PKV_SAFETENSORS_MAX_TENSORS, PKV_E_LIMIT,
+            "%zu tensors, at most %u are supported", tensors, PKV_SAFETENSORS_MAX_TENSORS);
   if (entries > 0) {
     f->tensors = pkv_alloc_zeroed(&f->allocator, entries, sizeof *f->tensors);
     PKV_CHECK(err, f->tensors, PKV_E_NOMEM, "no memory for %zu tensors", entries);

@@ -1025,7 +1025,7 @@ class Arguments(unittest.TestCase):
         for args, code, text in (((), 2, "MODEL is missing"),
                                  (("a", "--port", "70000"), 2, "--port"),
                                  (("a", "--name", ""), 2, "--name"),
-                                 (("/no/such/file",), 1, "/no/such/file")):
+                                 (("/no/such/file", "--port", "0"), 1, "/no/such/file")):
             done = subprocess.run([PKV, "serve", *args], capture_output=True, timeout=LIMIT_S,
                                   check=False)
             self.assertEqual(done.returncode, code, done.stderr)

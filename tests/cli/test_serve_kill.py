@@ -53,7 +53,9 @@ def one_round(pick, port):
     """The same port each time: a server that was killed leaves nothing behind."""
     number = pick.choice((signal.SIGKILL, signal.SIGTERM))
     server = subprocess.Popen([PKV, "serve", MODEL, "--port", str(port), "--ctx", "512", "--cache",
-                               "4096", "--no-access-log"], stderr=subprocess.PIPE,
+                               "4096", "--no-access-log",
+                               # A machine that stands still meanwhile is no fault of the server's.
+                               "--drain-timeout", "600"], stderr=subprocess.PIPE,
                               stdin=subprocess.DEVNULL)
     line = server.stderr.readline().decode()
     assert "listening on" in line, line + server.stderr.read().decode()

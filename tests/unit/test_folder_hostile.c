@@ -185,12 +185,91 @@ static void test_config(void **state) {
        "query_pre_attn_scalar"},
       {"gemma3", CONFIG, "\"model_type\"", "\"final_logit_softcapping\": 30.0, \"model_type\"",
        "final_logit_softcapping"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"use_bidirectional_attention\": true, \"hidden_act\"",
+       "use_bidirectional_attention"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"use_bidirectional_attention\": 3, \"hidden_act\"",
+       "use_bidirectional_attention"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"num_experts\": \"x\", \"hidden_act\"", "num_experts"},
+      {"qwen3", CONFIG, "\"head_dim\": 8", "\"head_dim\": -1", "head_dim"},
+      {"llama3", CONFIG, "\"head_dim\": 16", "\"head_dim\": 1", "heads of 1 are not supported"},
+      {"llama3", CONFIG, "\"low_freq_factor\": 1.0", "\"low_freq_factor\": \"x\"",
+       "low_freq_factor"},
+      {"llama3", CONFIG, "\"high_freq_factor\": 4.0", "\"high_freq_factor\": \"x\"",
+       "high_freq_factor"},
+      {"llama3", CONFIG, "\"original_max_position_embeddings\": 64",
+       "\"original_max_position_embeddings\": \"x\"", "original_max_position_embeddings"},
+      {"llama_yarn", CONFIG, "\"factor\": 4.0", "\"truncate\": 3, \"factor\": 4.0", "truncate"},
+      {"llama_yarn", CONFIG, "\"factor\": 4.0", "\"truncate\": false, \"factor\": 4.0",
+       "truncate is false"},
+      {"llama_yarn", CONFIG, "\"factor\": 4.0", "\"beta_fast\": \"x\", \"factor\": 4.0",
+       "beta_fast"},
+      {"llama_yarn", CONFIG, "\"factor\": 4.0", "\"beta_slow\": \"x\", \"factor\": 4.0",
+       "beta_slow"},
+      {"llama3", CONFIG, "\"rope_type\": \"llama3\"", "\"rope_type\": 3", "rope_type"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"rope_parameters\": [], \"hidden_act\"",
+       "\"rope_parameters\" is not an object"},
+      {"qwen3", CONFIG, "\"hidden_act\"", "\"rope_scaling\": 3, \"hidden_act\"",
+       "\"rope_scaling\" is not an object"},
+      {"qwen3", CONFIG, "\"hidden_act\"",
+       "\"rope_parameters\": {\"rope_theta\": \"x\"}, \"hidden_act\"", "rope_theta"},
+      {"gemma3", CONFIG, "\"model_type\"",
+       "\"rope_parameters\": {\"full_attention\": {}, \"sliding_attention\": {\"rope_type\": "
+       "\"linear\"}}, \"model_type\"",
+       "sliding_attention is scaled"},
+      {"gemma3", CONFIG, "\"model_type\"",
+       "\"rope_parameters\": {\"full_attention\": {}, \"sliding_attention\": {\"rope_theta\": "
+       "\"x\"}}, \"model_type\"",
+       "rope_theta"},
+      {"llama3", CONFIG, "\"rope_theta\": 10000.0", "\"rope_theta\": \"x\"", "rope_theta"},
+      {"gemma3", CONFIG, "\"rope_local_base_freq\": 10000.0", "\"rope_local_base_freq\": \"x\"",
+       "rope_local_base_freq"},
+      {"gemma3", CONFIG, "\"model_type\"", "\"use_sliding_window\": 3, \"model_type\"",
+       "use_sliding_window"},
+      {"gemma3", CONFIG, "\"model_type\"", "\"sliding_window_pattern\": 0, \"model_type\"",
+       "sliding_window_pattern"},
+      {"gemma3", CONFIG, "\"model_type\"", "\"max_window_layers\": -1, \"model_type\"",
+       "max_window_layers"},
+      {"mistral", CONFIG, "\"hidden_act\"",
+       "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"x\"], \"hidden_act\"",
+       "layer_types[2]"},
+      {"qwen3", CONFIG, "\"bos_token_id\": 1", "\"bos_token_id\": -1", "bos_token_id"},
   };
   (void)state;
   int wrong = 0;
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
     wrong += check(FOLDERS, &cases[i], 0);
   assert_int_equal(wrong, 0);
+}
+
+/* Files beside config.json: none of the good folders has them. */
+static void test_more_files(void **state) {
+  static const struct {
+    const char *from, *name, *text, *part;
+    int32_t tokenizer_only;
+  } cases[] = {
+      {FOLDERS "qwen3", "generation_config.json", "[]", "generation_config.json", 0},
+      {FOLDERS "qwen3", "generation_config.json", "{\"eos_token_id\": \"x\"}", "eos_token_id", 0},
+      {FOLDERS "qwen3", "generation_config.json", "{\"bos_token_id\": -2}", "bos_token_id", 0},
+      {FOLDERS "qwen3", "generation_config.json", "{\"bos_token_id\": 1}", NULL, 0},
+      {TOKENIZERS "gpt2", "tokenizer_config.json", "{", "tokenizer_config.json", 1},
+      {TOKENIZERS "gpt2", "tokenizer_config.json", "{\"chat_template\": 3}", NULL, 1},
+  };
+  (void)state;
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    copy c;
+    pkv_error err = {0};
+    pkv_model *model = NULL;
+    pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+    options.tokenizer_only = cases[i].tokenizer_only;
+    copy_make(&c, cases[i].from);
+    write_file(&c, cases[i].name, cases[i].text, strlen(cases[i].text));
+    const pkv_status status = pkv_model_open(&model, c.path, &options, &err);
+    copy_drop(&c);
+    pkv_model_close(model);
+    if ((status == PKV_OK) != (cases[i].part == NULL) ||
+        (cases[i].part != NULL && strstr(err.text, cases[i].part) == NULL))
+      fail_msg("%s: %s \"%s\"", cases[i].text, pkv_status_name(status), err.text);
+  }
 }
 
 /* ---- weights ---- */
@@ -267,6 +346,51 @@ static void test_tokenizer(void **state) {
       {"gemma", TOKENIZER, "\"type\":\"Split\"", "\"type\":\"Whitespace\"", "Whitespace"},
       {"mistral", TOKENIZER, "\"prepend_scheme\":\"first\"", "\"prepend_scheme\":\"last\"",
        "Metaspace"},
+      {"gpt2", TOKENIZER, "\"normalizer\":null", "\"normalizer\":3",
+       "\"normalizer\" is not an object"},
+      {"gpt2", TOKENIZER, "\"normalizer\":null", "\"normalizer\":{\"type\":\"Sequence\"}",
+       "normalizer.normalizers is not a list"},
+      {"gpt2", TOKENIZER, "\"normalizer\":null",
+       "\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[{},{},{},{},{},{},{},{},{}]}",
+       "at most 8 are supported"},
+      {"gpt2", TOKENIZER, "\"normalizer\":null",
+       "\"normalizer\":{\"type\":\"Prepend\",\"prepend\":\"\xe2\x96\x81\"}", "but keeps spaces"},
+      {"gpt2", TOKENIZER, "\"pre_tokenizer\":", "\"pre_tokenizer\":3,\"other\":",
+       "\"pre_tokenizer\" is not an object"},
+      {"gemma", TOKENIZER, "\"pre_tokenizer\":",
+       "\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[{},{}]},\"other\":",
+       "2 steps without ByteLevel"},
+      {"gpt2", TOKENIZER, "\"post_processor\":", "\"post_processor\":3,\"other\":",
+       "\"post_processor\" is not an object"},
+      {"gpt2", TOKENIZER, "\"post_processor\":",
+       "\"post_processor\":{\"type\":\"TemplateProcessing\",\"other\":1},\"more\":",
+       "\"single\" is not a list"},
+      {"gpt2", TOKENIZER, "\"post_processor\":",
+       "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"Sequence\":{}},{"
+       "\"Sequence\":{}}],\"other\":1},\"more\":",
+       "repeats the text"},
+      {"gpt2", TOKENIZER, "\"post_processor\":",
+       "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[],\"other\":1},\"more\":",
+       "leaves the text out"},
+      {"gpt2", TOKENIZER, "\"post_processor\":",
+       "\"post_processor\":{\"type\":\"TemplateProcessing\",\"special_tokens\":{\"a\":{\"ids\":[0]}"
+       "},\"single\":[{\"SpecialToken\":{\"id\":\"a\"}},{\"SpecialToken\":{\"id\":\"a\"}},{"
+       "\"Sequence\":{}}],\"other\":1},\"more\":",
+       "more than one token on a side"},
+      {"gpt2", TOKENIZER, "\"vocab\":{", "\"vocab\":{},\"other\":{", "model.vocab is missing"},
+      {"gpt2", TOKENIZER, "\"added_tokens\":[", "\"added_tokens\":3,\"other\":[",
+       "added_tokens is not a list"},
+      {"gpt2", TOKENIZER, "\"added_tokens\":[", "\"added_tokens\":[3,",
+       "added_tokens[0] is not an object"},
+      {"gpt2", TOKENIZER, "\"content\":", "\"contents\":", "content"},
+      {"gemma", TOKENIZER, "\"unk_token\":\"<unk>\"", "\"unk_token\":3", "unk_token"},
+      {"gpt2", TOKENIZER, "\"fuse_unk\":false", "\"fuse_unk\":3", "fuse_unk"},
+      {"gpt2", TOKENIZER, "\"model\":", "\"modle\":", "\"model\" is missing"},
+      {"gpt2", TOKENIZER, "\"type\":\"BPE\"", "\"type\":3", "type"},
+      {"gpt2", TOKENIZER, "\"end_of_word_suffix\":null", "\"end_of_word_suffix\":3",
+       "end_of_word_suffix"},
+      {"gpt2", TOKENIZER, "\"dropout\":null", "\"dropout\":\"x\"", "dropout"},
+      {"gpt2", TOKENIZER, "\"ignore_merges\":false", "\"ignore_merges\":3", "ignore_merges"},
       {"gpt2", TOKENIZER, "\"truncation\":null", "\"truncation\":[]", NULL},
   };
   (void)state;
@@ -422,10 +546,10 @@ static void test_no_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_config),    cmocka_unit_test(test_weights),
-      cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_damaged_files),
-      cmocka_unit_test(test_not_files), cmocka_unit_test(test_links),
-      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_config),        cmocka_unit_test(test_more_files),
+      cmocka_unit_test(test_weights),       cmocka_unit_test(test_tokenizer),
+      cmocka_unit_test(test_damaged_files), cmocka_unit_test(test_not_files),
+      cmocka_unit_test(test_links),         cmocka_unit_test(test_no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

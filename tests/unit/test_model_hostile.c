@@ -106,6 +106,7 @@ static void test_numbers(void **state) {
       {"llama.feed_forward_length", 32, "tensor blk.0.ffn_gate.weight: expected [32, 32]"},
       {"llama.attention.head_count", 0, "key llama.attention.head_count is 0"},
       {"llama.attention.head_count", UINT32_MAX, "key llama.attention.head_count is 4294967295"},
+      {"llama.attention.head_count", 1024, "at most 32 query heads a KV head are supported"},
       {"llama.attention.head_count", 5, "llama.attention.head_count is 5, not a multiple"},
       {"llama.attention.head_count", 6, "embedding_length is 32, not a multiple"},
       {"llama.attention.head_count_kv", 0, "key llama.attention.head_count_kv is 0"},
@@ -165,7 +166,20 @@ static const char *const optional_keys[] = {"llama.vocab_size",
                                             "tokenizer.ggml.eos_token_id",
                                             "tokenizer.ggml.token_type",
                                             "tokenizer.ggml.merges",
-                                            "general.name"};
+                                            "general.name",
+                                            "llama.rope.scaling.type",
+                                            "llama.rope.scale_linear",
+                                            "llama.rope.scaling.factor",
+                                            "llama.attention.scale",
+                                            "llama.attention.value_length",
+                                            "llama.attention.sliding_window",
+                                            "llama.attention.max_alibi_bias",
+                                            "llama.embedding_scale",
+                                            "tokenizer.chat_template",
+                                            "tokenizer.ggml.add_eos_token"};
+static const char *const yarn_keys[] = {
+    "llama.rope.scaling.original_context_length", "llama.rope.scaling.yarn_beta_fast",
+    "llama.rope.scaling.yarn_beta_slow", "llama.rope.scaling.yarn_ext_factor"};
 
 static void test_keys_missing(void **state) {
   (void)state;
@@ -188,6 +202,51 @@ static void test_keys_of_wrong_type(void **state) {
     gguf_build_array_f32(&b, key, (const float[]){1.0f, 2.0f}, 2);
     expect(&b, PKV_E_FORMAT, key);
   }
+  for (size_t i = 0; i <= sizeof yarn_keys / sizeof yarn_keys[0]; i++) {
+    gguf_build b;
+    without_key(&b, NULL);
+    gguf_build_string(&b, "llama.rope.scaling.type", "yarn");
+    gguf_build_f32(&b, "llama.rope.scaling.factor", 2.0f);
+    if (i == sizeof yarn_keys / sizeof yarn_keys[0]) {
+      gguf_build_f32(&b, "llama.rope.scaling.yarn_ext_factor", 0.5f);
+      expect(&b, PKV_E_UNSUPPORTED, "yarn_ext_factor is 0.5: only 1 is supported");
+    } else {
+      gguf_build_array_f32(&b, yarn_keys[i], (const float[]){1.0f, 2.0f}, 2);
+      expect(&b, PKV_E_FORMAT, yarn_keys[i]);
+    }
+  }
+}
+
+/* What a program gets wrong, not a file. */
+static void test_arguments(void **state) {
+  (void)state;
+  pkv_model *model = NULL;
+  pkv_error err = {0};
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  int32_t ids[4];
+  const pkv_message turn = {"user", "a"};
+  const char *text = NULL;
+  size_t n = 0;
+  assert_int_equal(pkv_model_open(NULL, "a", NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_model_open(&model, NULL, NULL, &err), PKV_E_INVALID);
+  options.struct_size = 1;
+  assert_int_equal(pkv_model_open(&model, "a", &options, &err), PKV_E_INVALID);
+  assert_non_null(strstr(err.text, "struct_size"));
+  assert_int_equal(pkv_tokenize(ids, 4, &n, NULL, "a", 1, 0, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_model_open_memory(NULL, "a", 1, NULL, &err), PKV_E_INVALID);
+  gguf_build b;
+  size_t size = 0;
+  without_key(&b, "tokenizer.ggml.model");
+  unsigned char *bytes = gguf_build_exact(&b, &size);
+  gguf_build_deinit(&b);
+  assert_int_equal(pkv_model_open_memory(&model, bytes, size, NULL, &err), PKV_OK);
+  assert_int_equal(pkv_tokenize(ids, 4, &n, model, "a", 1, 0, &err), PKV_E_UNSUPPORTED);
+  assert_int_equal(pkv_token_text(&text, &n, model, 0, 0, &err), PKV_E_UNSUPPORTED);
+  assert_int_equal(pkv_token_text(&text, &n, NULL, 0, 0, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_chat_tokenize(ids, 4, &n, model, &turn, 1, 1, &err), PKV_E_UNSUPPORTED);
+  assert_int_equal(pkv_chat_tokenize(ids, 4, &n, NULL, &turn, 1, 1, &err), PKV_E_INVALID);
+  pkv_model_close(model);
+  gguf_build_drop(bytes);
 }
 
 static void test_floats(void **state) {
@@ -482,6 +541,7 @@ int main(void) {
       cmocka_unit_test(test_numbers),
       cmocka_unit_test(test_keys_missing),
       cmocka_unit_test(test_keys_of_wrong_type),
+      cmocka_unit_test(test_arguments),
       cmocka_unit_test(test_floats),
       cmocka_unit_test(test_names_of_things),
       cmocka_unit_test(test_tensors_missing),

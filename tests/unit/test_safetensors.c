@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -187,6 +188,52 @@ static void open_any(const unsigned char *bytes, size_t size) {
   pkv_safetensors_close(file);
 }
 
+/* So many tensors, and not one more, whether the file describes itself or not. */
+static void test_number_of_tensors(void **state) {
+  (void)state;
+  enum { ENTRY = 80, MOST = 65536 };
+  char *const header = malloc((size_t)ENTRY * (MOST + 2));
+  assert_non_null(header);
+  for (int described = 0; described < 2; described++)
+    for (int more = 0; more < 2; more++) {
+      size_t at = (size_t)snprintf(header, ENTRY, "{%s", described ? "\"__metadata__\":{}," : "");
+      for (int i = 0; i < MOST + more; i++)
+        at +=
+            (size_t)snprintf(header + at, ENTRY,
+                             "%s\"%d\":{\"dtype\":\"F16\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+                             i > 0 ? "," : "", i, 2 * i, 2 * i + 2);
+      (void)snprintf(header + at, ENTRY, "}");
+      size_t size = 0;
+      pkv_error err = {0};
+      pkv_safetensors *file = NULL;
+      unsigned char *const bytes = file_of(&size, header, 2 * (size_t)(MOST + more));
+      const pkv_status status = pkv_safetensors_open_memory(&file, bytes, size, NULL, &err);
+      if (status != (more ? PKV_E_LIMIT : PKV_OK)) fail_msg("%d more: %s", more, err.text);
+      if (more) assert_string_equal(err.text, "65537 tensors, at most 65536 are supported");
+      pkv_safetensors_close(file);
+      free(bytes);
+    }
+  free(header);
+}
+
+static void test_arguments(void **state) {
+  (void)state;
+  static char path[] = "/tmp/pkv-safetensors-XXXXXX";
+  pkv_safetensors *file = NULL;
+  pkv_error err = {0};
+  assert_int_equal(pkv_safetensors_open(NULL, "a", NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_safetensors_open(&file, NULL, NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_safetensors_open_memory(&file, NULL, 5, NULL, &err), PKV_E_INVALID);
+  const int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, "1234567", 7), 7);
+  assert_int_equal(close(fd), 0);
+  assert_int_equal(pkv_safetensors_open(&file, path, NULL, &err), PKV_E_FORMAT);
+  assert_string_equal(err.text, "file of 7 bytes has no header");
+  assert_int_equal(unlink(path), 0);
+  assert_null(file);
+}
+
 static void test_damaged_files(void **state) {
   size_t size = 0;
   unsigned char *good = file_of(&size, GOOD, 32);
@@ -237,7 +284,8 @@ int main(void) {
       cmocka_unit_test(test_a_good_file), cmocka_unit_test(test_headers),
       cmocka_unit_test(test_entries),     cmocka_unit_test(test_data),
       cmocka_unit_test(test_lengths),     cmocka_unit_test(test_damaged_files),
-      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_number_of_tensors),
+      cmocka_unit_test(test_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
