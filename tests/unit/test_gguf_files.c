@@ -22,7 +22,7 @@
 #include "support/test_alloc.h"
 
 static char folder[] = "/tmp/pkv-gguf-XXXXXX";
-static char path[sizeof folder + 16];
+static char path[sizeof folder + 32];
 
 static int make_folder(void **state) {
   (void)state;
@@ -241,6 +241,60 @@ static int open_files(void) {
   return count;
 }
 
+static void save_shard(const char *name, int number, int count, int declared) {
+  char at[sizeof path];
+  gguf_build b;
+  gguf_build_init(&b);
+  gguf_build_string(&b, "general.architecture", "llama");
+  if (count >= 0) gguf_build_u16(&b, "split.count", (uint16_t)count);
+  if (count < 0) gguf_build_string(&b, "split.count", "2");
+  gguf_build_u16(&b, "split.no", (uint16_t)number);
+  if (declared >= 0) gguf_build_u32(&b, "split.tensors.count", (uint32_t)declared);
+  if (declared == -2) gguf_build_string(&b, "split.tensors.count", "1");
+  gguf_build_tensor(&b, number == 0 ? "a" : "b", 0, 1, (const int64_t[]){8}, NULL, 32);
+  (void)save(&b);
+  (void)snprintf(at, sizeof at, "%s/%s", folder, name);
+  assert_int_equal(rename(path, at), 0);
+}
+
+/* What shards say of each other. */
+static void test_shards(void **state) {
+  (void)state;
+  static const char first[] = "m-00001-of-00002.gguf", second[] = "m-00002-of-00002.gguf";
+  static const struct {
+    int count, declared, second_count;
+    pkv_status status;
+    const char *part;
+  } cases[] = {
+      {2, 2, 2, PKV_OK, ""},
+      {2, -1, 2, PKV_OK, ""},
+      {2, 9, 2, PKV_E_FORMAT, "split.tensors.count is 9, the shards have 2 tensors"},
+      {2, -2, 2, PKV_E_FORMAT, "split.tensors.count"},
+      {2, 2, -1, PKV_E_FORMAT, "shard 2 of 2: key split.count has type string"},
+      {2, 2, 3, PKV_E_FORMAT, "says that it is 2 of 3"},
+      {-1, 2, 2, PKV_E_FORMAT, "key split.count has type string"},
+      {1000, 2, 2, PKV_E_LIMIT, "split.count is 1000, at most 999 are supported"},
+      {999, 2, 2, PKV_E_FORMAT, "is not named"},
+  };
+  char at[2][sizeof path];
+  (void)snprintf(at[0], sizeof at[0], "%s/%s", folder, first);
+  (void)snprintf(at[1], sizeof at[1], "%s/%s", folder, second);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    pkv_error err = {0};
+    pkv_gguf *g = NULL;
+    save_shard(first, 0, cases[i].count, cases[i].declared);
+    save_shard(second, 1, cases[i].second_count, -1);
+    const pkv_status status = pkv_gguf_open_whole(&g, at[0], NULL, &err);
+    if (status != cases[i].status || strstr(err.text, cases[i].part) == NULL)
+      fail_msg("%zu: %s \"%s\", expected \"%s\"", i, pkv_status_name(status), err.text,
+               cases[i].part);
+    pkv_gguf_close(g);
+  }
+  assert_int_equal(unlink(at[0]), 0);
+  assert_int_equal(unlink(at[1]), 0);
+  assert_int_equal(pkv_gguf_open_whole(NULL, path, NULL, NULL), PKV_E_INVALID);
+}
+
 static void test_no_memory(void **state) {
   (void)state;
   gguf_build b;
@@ -285,7 +339,7 @@ int main(void) {
       cmocka_unit_test(test_five_gib),        cmocka_unit_test(test_keys_beyond_first_read),
       cmocka_unit_test(test_keys_to_the_end), cmocka_unit_test(test_file_shrinks),
       cmocka_unit_test(test_file_replaced),   cmocka_unit_test(test_no_memory),
-      cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_seeds),           cmocka_unit_test(test_shards),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
