@@ -900,6 +900,30 @@ class End(unittest.TestCase):
         self.assertEqual(server.end(), (0, ""))
         idle.close()
 
+    def test_what_comes_too_late(self):
+        """Requests that had begun to come when the end began: refused, not answered and not cut."""
+        server = Server(*ARGS)
+        link, answer = self.begin(server, 450)
+        body = b'{"prompt": "a", "max_tokens": 1}'
+        heads = [b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
+                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                 b"Content-Length: %d\r\n" % len(body)]
+        late = [server.connect() for _ in heads]
+        for one, head in zip(late, heads):
+            one.sendall(head)
+        time.sleep(1)  # the heads are read
+        server.process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        for one, rest in zip(late, (b"\r\n", b"\r\n" + body)):
+            with one:
+                one.sendall(rest)
+                got = one.recv(65536)
+                self.assertIn(b" 503 ", got[:20], got)
+                self.assertIn(b"shutting_down", got)
+        self.assertTrue(answer.read().endswith(b"data: [DONE]\n\n"))
+        link.close()
+        self.assertEqual(server.end(), (0, ""))
+
     def test_second_signal(self):
         server = Server(*ARGS)
         link, answer = self.begin(server, 500)

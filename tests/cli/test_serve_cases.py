@@ -459,6 +459,32 @@ class Limits(unittest.TestCase, Raw):
                 self.taken("/v1/completions", dict(good, **{name: most}))
                 self.refused("/v1/completions", dict(good, **{name: more}), name)
 
+    def test_refusals(self):
+        """What no other test here asks for: each refusal names its field."""
+        turn, good = [{"role": "user", "content": "a"}], dict(GREEDY, prompt="a")
+        large = {"type": "object", "description": "a" * 262144}
+        for path, fields, param in (
+                ("/v1/completions", dict(good, logit_bias={"5": 101}), "logit_bias"),
+                ("/v1/completions", dict(good, logit_bias={"5": "x"}), "logit_bias"),
+                ("/v1/completions", dict(good, logit_bias={"-5": 1}), "logit_bias"),
+                ("/completion", dict(good, logit_bias=[[5]]), "logit_bias"),
+                ("/completion", dict(good, logit_bias=[["5", 1]]), "logit_bias"),
+                ("/completion", dict(good, logit_bias=[[5, -101]]), "logit_bias"),
+                ("/v1/completions", dict(good, logit_bias="x"), "logit_bias"),
+                ("/v1/completions", dict(good, cache_salt=""), "cache_salt"),
+                ("/v1/completions", dict(good, cache_salt=3), "cache_salt"),
+                ("/v1/completions", dict(good, echo=True, n=2), "n"),
+                ("/v1/completions", dict(good, prompt=["a"] * 9, n=16), "n"),
+                ("/v1/completions", dict(good, min_tokens=9, max_tokens=8), "min_tokens"),
+                ("/v1/completions", dict(good, best_of=2), "best_of"),
+                ("/v1/completions", dict(good, json_schema=large), "json_schema"),
+                ("/v1/completions", dict(good, stream_options=3, stream=True), "stream_options"),
+                ("/v1/chat/completions", dict(GREEDY, messages=turn, echo=True), "echo"),
+                ("/v1/chat/completions", dict(GREEDY, messages=turn, model=3), "model"),
+                ("/v1/chat/completions", dict(GREEDY), "messages")):
+            with self.subTest(path=path, param=param):
+                self.refused(path, fields, param)
+
     def test_chats(self):
         turn = {"role": "user", "content": ""}
 

@@ -59,6 +59,15 @@ class Settings(Files):
             self.assertEqual(code, 2, err)
             self.assertIn(complaint, err)
         self.assertEqual(command("serve", "m", "--config", "/no/such/file")[0], 1)
+        none = "is none (1 to 255 characters of ASCII, no blanks)"
+        for keys, complaint in ((",", "key 1 of the list " + none),
+                                ("a,,b", "key 2 of the list " + none), ("a b", none), ("\u00e9", none), ("k" * 256, none),
+                                (",".join(["k"] * 257), "there are more than 256 keys")):
+            code, err = command("serve", TINY, "--port", "0", env={"PKV_SERVE_API_KEYS": keys})
+            self.assertIn(complaint, err)
+            self.assertEqual(code, 1)
+        code, err = command("serve", TINY, "--port", "0", "--host", "example.org")
+        self.assertEqual((code, '"example.org" is no address' in err), (1, True), err)
         self.assertEqual(command("serve", "m", "--config", self.file(b" " * 70000))[0], 1)
         for env, complaint in (({"PKV_SERVE_PROT": "1"}, "PKV_SERVE_PROT stands for no option"),
                                ({"PKV_SERVE_PORT": "x"}, "the variable for --port is 'x'")):
