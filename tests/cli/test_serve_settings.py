@@ -61,7 +61,8 @@ class Settings(Files):
         self.assertEqual(command("serve", "m", "--config", "/no/such/file")[0], 1)
         none = "is none (1 to 255 characters of ASCII, no blanks)"
         for keys, complaint in ((",", "key 1 of the list " + none),
-                                ("a,,b", "key 2 of the list " + none), ("a b", none), ("\u00e9", none), ("k" * 256, none),
+                                ("a,,b", "key 2 of the list " + none), ("a b", none),
+                                ("\u00e9", none), ("k" * 256, none),
                                 (",".join(["k"] * 257), "there are more than 256 keys")):
             code, err = command("serve", TINY, "--port", "0", env={"PKV_SERVE_API_KEYS": keys})
             self.assertIn(complaint, err)
