@@ -20,8 +20,8 @@ enum {
 };
 
 typedef struct bench_options {
-  const char *cells, *anchors, *lengths, *trace_file, *only, *threads, *csv, *commit;
-  const char *policy, *profile, *flashinfer;
+  const char *cells, *anchors, *lengths, *trace_file, *mooncake, *only, *threads, *csv, *commit;
+  const char *policy, *profile, *flashinfer, *shared_costs;
   int32_t device, route, dtype, layout, isa;
   int32_t query_heads, kv_heads, head_dim, page_tokens, q_len, window;
   int32_t parts, splits, bucket, segment_cost, invariant, chained, rows_permuted;

@@ -6,6 +6,7 @@
 
 #include "base/rng.h"
 #include "base/text.h"
+#include "cli/bench_mooncake.h"
 #include "pkv/trace.h"
 
 typedef struct builtin {
@@ -44,7 +45,8 @@ static const builtin *named(const bench_cell_options *o, int32_t index, const ch
   const char *word = o->names;
   *bad = NULL;
   if (word == NULL) {
-    if (o->lengths != NULL || o->trace_file != NULL || o->list != NULL) return NULL;
+    if (o->lengths != NULL || o->trace_file != NULL || o->mooncake != NULL || o->list != NULL)
+      return NULL;
     for (int32_t i = 0; i < BUILTINS; i++)
       if (table[i].usual && index-- == 0) return &table[i];
     return NULL;
@@ -82,7 +84,12 @@ static pkv_status parse_rows(bench_row *rows, int32_t *count, const char *text, 
   return PKV_OK;
 }
 
-/* Cells before --only: built-in ones, then those of files, --lengths, --trace. */
+/* Cells of --lengths, --trace and --mooncake: in this order behind all others. */
+static int32_t behind(const bench_cell_options *o) {
+  return (o->lengths != NULL) + (o->trace_file != NULL) + (o->mooncake != NULL);
+}
+
+/* Cells before --only: built-in ones, then those of files, then those behind. */
 static pkv_status count_all(int32_t *count, const bench_cell_options *options, pkv_error *err) {
   const char *bad;
   bench_row rows[BENCH_MAX_ROWS];
@@ -94,23 +101,32 @@ static pkv_status count_all(int32_t *count, const bench_cell_options *options, p
   PKV_CHECK(err, bad == NULL, PKV_E_INVALID, "'%.*s' is no cell; there are " BENCH_CELL_NAMES,
             (int)strcspn(bad, ","), bad);
   if (options->list != NULL) *count += options->list->count;
-  *count += (options->lengths != NULL) + (options->trace_file != NULL);
+  *count += behind(options);
   return PKV_OK;
+}
+
+/* Cell `index` of `count` is that of --mooncake, which comes last. */
+static bool is_mooncake(const bench_cell_options *o, int32_t index, int32_t count) {
+  return o->mooncake != NULL && index == count - 1;
+}
+
+static bool is_trace(const bench_cell_options *o, int32_t index, int32_t count) {
+  return o->trace_file != NULL && index == count - 1 - (o->mooncake != NULL);
 }
 
 /* Where cell `index` of `count` comes from: a built-in one, one of a file, or neither. */
 static void find(const builtin **cell, const bench_listed **listed, const char **name,
                  const bench_cell_options *o, int32_t index, int32_t count) {
   const char *bad;
-  const int32_t after = (o->lengths != NULL) + (o->trace_file != NULL);
   const int32_t of_files = o->list != NULL ? o->list->count : 0;
-  const int32_t at = index - (count - after - of_files);
+  const int32_t at = index - (count - behind(o) - of_files);
   *cell = named(o, index, &bad);
   *listed = *cell == NULL && at >= 0 && at < of_files ? &o->list->cells[at] : NULL;
-  *name = *cell != NULL                                 ? (*cell)->name
-          : *listed != NULL                             ? (*listed)->name
-          : o->trace_file != NULL && index == count - 1 ? "trace_file"
-                                                        : "lengths";
+  *name = *cell != NULL                  ? (*cell)->name
+          : *listed != NULL              ? (*listed)->name
+          : is_mooncake(o, index, count) ? "mooncake"
+          : is_trace(o, index, count)    ? "trace_file"
+                                         : "lengths";
 }
 
 static bool wanted(const bench_cell_options *o, int32_t index, int32_t count) {
@@ -135,8 +151,8 @@ static int32_t pages_of(int32_t tokens, int32_t page_tokens) {
   return (tokens + page_tokens - 1) / page_tokens;
 }
 
-static pkv_status batch_alloc(bench_batch *b, int32_t rows, int32_t longest, int32_t page_tokens,
-                              pkv_error *err) {
+pkv_status bench_batch_alloc(bench_batch *b, int32_t rows, int32_t longest, int32_t page_tokens,
+                             pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   b->rows = rows;
   b->max_pages = longest > 0 ? pages_of(longest, page_tokens) : 1;
@@ -173,6 +189,23 @@ static pkv_status permute_rows(bench_batch *b, uint64_t seed, pkv_error *err) {
   return PKV_OK;
 }
 
+pkv_status bench_batch_scatter(bench_batch *b, const bench_cell_options *o, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  int32_t *order = pkv_alloc_zeroed(&a, (size_t)b->pages + 1, sizeof *order);
+  PKV_CHECK(err, order, PKV_E_NOMEM, "no memory for %lld pages", (long long)b->pages);
+  pkv_rng rng;
+  pkv_rng_init(&rng, o->seed);
+  for (int64_t i = 0; i < b->pages; i++) { /* Fisher-Yates, from the inside out */
+    const int64_t j = (int64_t)pkv_rng_below(&rng, (uint64_t)i + 1);
+    order[i] = order[j];
+    order[j] = (int32_t)i;
+  }
+  for (int64_t i = 0; i < (int64_t)b->rows * b->max_pages; i++)
+    if (b->ids[i] >= 0) b->ids[i] = order[b->ids[i]];
+  pkv_free(&a, order, ((size_t)b->pages + 1) * sizeof *order);
+  return o->rows_permuted ? permute_rows(b, o->seed, err) : PKV_OK;
+}
+
 /* Page p of the row is that of an earlier row: which one; or -1. */
 static int32_t lender(const bench_row *row, int32_t r, int32_t p, int32_t page_tokens) {
   if (p < row->root_tokens / page_tokens) return row->root_row < r ? row->root_row : -1;
@@ -204,21 +237,9 @@ pkv_status bench_cell_rows(bench_cell *out, const bench_cell_options *o, const b
   PKV_CHECK(err, out->batches, PKV_E_NOMEM, "no memory for a cell");
   out->count = out->capacity = 1;
   bench_batch *b = out->batches;
-  PKV_TRY(batch_alloc(b, count, longest, o->page_tokens, err));
+  PKV_TRY(bench_batch_alloc(b, count, longest, o->page_tokens, err));
   fill_batch(b, rows, o->page_tokens);
-  int32_t *order = pkv_alloc_zeroed(&a, (size_t)b->pages + 1, sizeof *order);
-  PKV_CHECK(err, order, PKV_E_NOMEM, "no memory for %lld pages", (long long)b->pages);
-  pkv_rng rng;
-  pkv_rng_init(&rng, o->seed);
-  for (int64_t i = 0; i < b->pages; i++) { /* Fisher-Yates, from the inside out */
-    const int64_t j = (int64_t)pkv_rng_below(&rng, (uint64_t)i + 1);
-    order[i] = order[j];
-    order[j] = (int32_t)i;
-  }
-  for (int64_t i = 0; i < (int64_t)b->rows * b->max_pages; i++)
-    if (b->ids[i] >= 0) b->ids[i] = order[b->ids[i]];
-  pkv_free(&a, order, ((size_t)b->pages + 1) * sizeof *order);
-  return o->rows_permuted ? permute_rows(b, o->seed, err) : PKV_OK;
+  return bench_batch_scatter(b, o, err);
 }
 
 /* One step of a trace; its pages become 0 .. n-1 in the order of their ids: scattered as they were.
@@ -232,7 +253,7 @@ static pkv_status make_step(bench_batch *b, const pkv_trace *trace, int32_t step
   int32_t longest = 0;
   for (int32_t row = 0; row < rows; row++)
     if (lengths[row] > longest) longest = lengths[row];
-  PKV_TRY(batch_alloc(b, rows, longest, page_tokens, err));
+  PKV_TRY(bench_batch_alloc(b, rows, longest, page_tokens, err));
   for (int32_t row = 0; row < rows; row++) {
     b->lengths[row] = lengths[row];
     b->tokens += lengths[row];
@@ -321,8 +342,10 @@ pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, i
     (void)snprintf(out->peers, sizeof out->peers, "%s", listed->peers);
     return bench_cell_rows(out, options, listed->rows, listed->count, err);
   }
+  if (cell == NULL && is_mooncake(options, at, count))
+    return bench_mooncake_cell(out, options, err);
   const char *text = cell != NULL ? cell->lengths : options->lengths;
-  const bool traced = cell == NULL && options->trace_file != NULL && at == count - 1;
+  const bool traced = cell == NULL && is_trace(options, at, count);
   if (traced || text == NULL) return make_trace(out, options, cell, err);
   PKV_TRY(parse_rows(rows, &many, text, err));
   return bench_cell_rows(out, options, rows, many, err);

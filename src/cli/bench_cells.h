@@ -31,12 +31,13 @@ typedef struct bench_cell {
 typedef struct bench_cell_options {
   int32_t page_tokens;
   int32_t steps;  /* of a trace: this many, evenly spread over the seed's 48 or 64 */
-  int32_t active; /* rows of a trace from a file */
+  int32_t active; /* rows of a trace from a file, and of Mooncake's requests together */
   uint64_t seed;
   int32_t rows_permuted;       /* the rows of each batch in another order, by the seed */
   const bench_cell_list *list; /* cells from files; NULL = none */
   const char *lengths;         /* custom cell: words of bench_rows.h, with commas; NULL = none */
   const char *trace_file;      /* CSV or JSON; NULL = none */
+  const char *mooncake;        /* JSON lines with hash_ids; NULL = none */
   const char *only;            /* of all these the ones named, separated by commas; NULL = all */
   /* of the built-in cells, separated by commas; NULL = the usual ones where nothing else is asked
      for */
@@ -57,6 +58,11 @@ pkv_status bench_cell_make(bench_cell *out, const bench_cell_options *options, i
    zeroed. */
 pkv_status bench_cell_rows(bench_cell *out, const bench_cell_options *options,
                            const bench_row *rows, int32_t count, pkv_error *err);
+/* Lengths, borrowed and ids of a zeroed batch: zeros, and -1. Freed with its cell. */
+pkv_status bench_batch_alloc(bench_batch *b, int32_t rows, int32_t longest, int32_t page_tokens,
+                             pkv_error *err);
+/* Pages numbered in a random order; the rows, too, where that is asked for. */
+pkv_status bench_batch_scatter(bench_batch *b, const bench_cell_options *o, pkv_error *err);
 void bench_cell_free(bench_cell *cell);
 bool bench_cell_shares(const bench_cell *cell);
 /* Pages of its largest batch. */

@@ -7,13 +7,13 @@
  * What is timed, one layer of several with caches of their own:
  *   gpu     a layer in a replayed graph of all layers; launches may overlap the one before
  *   wait    the same, no launch overlaps the one before
- *   plan    `balanced`: (plan and layer) - wait in the same graph. Others: host clock of building
- *           and uploading
- *   null    the null read in the same graph, the fastest of four
+ *   plan    `balanced` and `shared`: (plan and layer) - wait in the same graph. Others: host clock
+ *           of building and uploading
+ *   null    the null read in the same graph, the fastest of four; pages that rows share once
  *   event   layers enqueued by the host, between two events
  *   wall    plan and one layer, called from here, and waited for
- *   launch  `balanced`: plan and one layer in a graph, launched and waited for
- *   step    plan and 32 layers: `balanced` in the graph, others by the host's clock
+ *   launch  plan and one layer in a graph, launched and waited for
+ *   step    plan and 32 layers: in the graph, by the host's clock where it plans
  */
 #include "cli/bench_attention.h"
 
@@ -29,11 +29,12 @@
 #define WARMUPS       3
 #define STEP_LAYERS   32
 #define MOST_GRAPHS   64 /* of one layer each */
-#define ROUTES        8
+#define ROUTES        9
 #define NEEDLE_SCORE  40.0
 #define NULL_READS    2 /* with few blocks a multiprocessor, and with many */
 #define READ_START_US 5.2
 #define READ_BYTES_US 4.63e6 /* an H200: a cold read of N bytes takes START + N / BYTES_US */
+#define FLOPS_US      600e6  /* and what its tensor cores can be had to do of shared pages */
 
 static const int32_t null_waves[NULL_READS] = {4, 16};
 
@@ -76,7 +77,7 @@ typedef struct bench_work {
 } bench_work;
 
 static bool plans_on_device(const bench_contender *c) {
-  return c->route == PKV_ROUTE_BALANCED;
+  return c->route == PKV_ROUTE_BALANCED || c->route == PKV_ROUTE_SHARED;
 }
 
 /* --- one call -------------------------------------------------------------------------------- */
@@ -103,6 +104,14 @@ static pkv_status make_plan(bench_device *b, const bench_contender *c, pkv_error
   if (c->router)
     return pkv_router_plan(&choice, c->router, batch->rows, batch->lengths, b->d.seq_len,
                            b->meter->stream, err);
+  if (c->route == PKV_ROUTE_SHARED) {
+    pkv_sharing sharing = PKV_SHARING_INIT;
+    sharing.flags = b->frame->o->chained ? PKV_TABLE_CHAINED : 0u;
+    sharing.block_table = b->d.table;
+    sharing.max_pages = batch->max_pages;
+    return pkv_device_plan_build_shared(c->plan, batch->rows, b->d.seq_len, &sharing,
+                                        b->meter->stream, err);
+  }
   if (plans_on_device(c))
     return pkv_device_plan_build(c->plan, batch->rows, b->d.seq_len, b->meter->stream, err);
   PKV_TRY(pkv_plan_build(&plan, c->host_plan, c->host_bytes, &b->frame->shape, &c->options,
@@ -432,6 +441,24 @@ static pkv_status open_flashinfer(bench_device *b, bench_contender *c, pkv_error
   return attend(b, c, 0, false, err); /* lists the pages */
 }
 
+/* The plan on the device, and its counters from a copy of it. */
+static pkv_status open_shared(bench_device *b, bench_contender *c, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  c->options = bench_plan_options(b->frame->o, c->route);
+  PKV_TRY(pkv_device_plan_create(&c->plan, b->meter->executor, &b->frame->shape, &c->options,
+                                 b->d.first.dtype, b->d.batch->rows, b->d.longest, err));
+  PKV_TRY(make_plan(b, c, err));
+  pkv_status status =
+      pkv_device_plan_download(NULL, 0, &c->host_bytes, c->plan, b->meter->stream, err);
+  PKV_CHECK(err, status == PKV_E_TOO_SMALL, PKV_E_INTERNAL, "a plan of no bytes");
+  c->host_plan = pkv_alloc(&a, c->host_bytes);
+  PKV_CHECK(err, c->host_plan, PKV_E_NOMEM, "no memory for a plan of %zu bytes", c->host_bytes);
+  PKV_TRY(pkv_device_plan_download(c->host_plan, c->host_bytes, &c->host_bytes, c->plan,
+                                   b->meter->stream, err));
+  c->stats = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
+  return pkv_plan_get_stats(&c->stats, c->host_plan, b->d.first.dtype, err);
+}
+
 /* The plan on the device, and its counters from the same plan made here. */
 static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
@@ -441,6 +468,7 @@ static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err)
   const pkv_plan *plan;
   size_t workspace;
   if (c->kind > 0) return open_flashinfer(b, c, err);
+  if (c->route == PKV_ROUTE_SHARED) return open_shared(b, c, err);
   c->options = bench_plan_options(b->frame->o, c->route);
   if (c->options.parts == 0 && plans_on_device(c))
     PKV_TRY(pkv_device_parts(&c->options.parts, b->meter->executor, dtype, shape->head_dim, err));
@@ -458,19 +486,31 @@ static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err)
   return make_plan(b, c, err);
 }
 
+static double larger(double a, double b) {
+  return a > b ? a : b;
+}
+
 static void add_counters(const bench_device *b, bench_contender *c) {
   bench_result *r = &c->result;
+  const bool shared = c->route == PKV_ROUTE_SHARED;
+  const double bytes = (double)(shared ? c->stats.unique_kv_bytes : c->stats.useful_kv_bytes);
+  const bool h200 = strstr(b->meter->info.device, "H200") != NULL;
   r->rows += b->d.batch->rows;
   r->launches += c->stats.launches;
   r->tasks += (double)c->stats.tasks;
   r->ctas_sm += (double)c->stats.tasks / b->meter->info.multiprocessors;
-  r->kv_bytes += (double)c->stats.useful_kv_bytes;
+  r->kv_bytes += bytes;
   r->padded_bytes += (double)c->stats.padded_kv_bytes;
   r->state_bytes += (double)c->stats.merge_state_bytes;
-  if (strstr(b->meter->info.device, "H200") != NULL)
-    r->floor_us += READ_START_US + (double)b->d.useful_bytes / READ_BYTES_US;
-  else
-    r->floor_us = -1;
+  if (shared) {
+    r->total_bytes += (double)c->stats.total_kv_bytes;
+    r->nodes += (double)c->stats.nodes;
+    r->tile_fill += c->stats.tile_fill;
+  }
+  r->floor_us = h200 ? r->floor_us + READ_START_US + bytes / READ_BYTES_US : -1;
+  if (h200 && b->d.shared_flops > 0)
+    r->limit_us += READ_START_US +
+                   larger((double)b->d.unique_bytes / READ_BYTES_US, b->d.shared_flops / FLOPS_US);
 }
 
 /* Too large a cell, or one that this device or a route refuses, does not end the run. */
@@ -514,15 +554,20 @@ static pkv_status run_batch(bench_device *b, const char *cell, const bench_batch
 }
 
 static pkv_status report(bench_device *b, const bench_cell *cell, pkv_error *err) {
+  double balanced_us = 0;
   for (int32_t i = 0; i < b->contenders; i++) {
     bench_result *r = &b->contender[i].result;
     double *const sums[] = {&r->rows,      &r->launches, &r->tasks,        &r->plan_us,
                             &r->attend_us, &r->null_us,  &r->wall_us,      &r->floor_us,
                             &r->wait_us,   &r->event_us, &r->launch_us,    &r->step_us,
-                            &r->ctas_sm,   &r->kv_bytes, &r->padded_bytes, &r->state_bytes};
+                            &r->ctas_sm,   &r->kv_bytes, &r->padded_bytes, &r->state_bytes,
+                            &r->limit_us,  &r->nodes,    &r->tile_fill,    &r->total_bytes};
     for (size_t n = 0; n < sizeof sums / sizeof *sums; n++)
       if (*sums[n] > 0) *sums[n] /= cell->count;
     if (!plans_on_device(&b->contender[i])) r->wait_us = r->launch_us = -1;
+    if (b->contender[i].route == PKV_ROUTE_BALANCED && !b->contender[i].out)
+      balanced_us = r->attend_us;
+    if (b->contender[i].route == PKV_ROUTE_SHARED) r->balanced_us = balanced_us;
     if (!b->contender[i].out) PKV_TRY(bench_report(b->frame, r, err));
   }
   return PKV_OK;
@@ -531,7 +576,8 @@ static pkv_status report(bench_device *b, const bench_cell *cell, pkv_error *err
 static pkv_status run_cell(bench_device *b, const bench_cell *cell, pkv_error *err) {
   pkv_status status = PKV_OK;
   for (int32_t i = 0; i < b->contenders; i++) {
-    b->contender[i].out = false;
+    b->contender[i].out = b->contender[i].route == PKV_ROUTE_SHARED &&
+                          b->frame->o->route == BENCH_ROUTE_ALL && !bench_cell_shares(cell);
     bench_result_init(&b->contender[i].result, cell->name, b->contender[i].name);
     b->contender[i].result.peers = cell->peers;
   }
@@ -574,13 +620,15 @@ static void list_contenders(bench_device *b) {
       {"workqueue", PKV_ROUTE_WORKQUEUE, 0, 0, PKV_ROUTE_WORKQUEUE},
       {"workqueue_fused", PKV_ROUTE_WORKQUEUE, 1, 0, BENCH_WORKQUEUE_FUSED},
       {"balanced", PKV_ROUTE_BALANCED, 0, 0, PKV_ROUTE_BALANCED},
+      {"shared", PKV_ROUTE_SHARED, 0, 0, PKV_ROUTE_SHARED},
       {"flashinfer", PKV_ROUTE_FLASHINFER, 0, PKV_ROUTE_FLASHINFER, BENCH_FLASHINFER},
       {"flashinfer_cores", PKV_ROUTE_FLASHINFER, 0, PKV_COST_FLASHINFER_CORES,
        BENCH_FLASHINFER_CORES},
   };
   const int32_t chosen = b->frame->o->route;
   for (int32_t i = 0; i < ROUTES; i++) {
-    if (chosen == BENCH_ROUTE_ALL ? all[i].kind > 0 : chosen != all[i].choice) continue;
+    const bool beside = chosen == PKV_ROUTE_SHARED && all[i].choice == PKV_ROUTE_BALANCED;
+    if (chosen == BENCH_ROUTE_ALL ? all[i].kind > 0 : chosen != all[i].choice && !beside) continue;
     bench_contender *c = &b->contender[b->contenders++];
     memset(c, 0, sizeof *c);
     c->name = all[i].name;

@@ -83,44 +83,108 @@ pkv_attention_args bench_device_batch_args(const bench_device_batch *d, const pk
   return args;
 }
 
+/* Arrays of the host while a batch is laid out. */
+typedef struct layout {
+  int32_t *table;   /* [rows, max_pages] */
+  int32_t *first;   /* [rows + 1] */
+  int32_t *owned;   /* [pages of the cache] */
+  int32_t *readers; /* [pages of the cache]: rows that have it */
+  size_t entries, pages;
+} layout;
+
+static pkv_status layout_init(layout *l, const bench_device_batch *d, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  const size_t rows = (size_t)d->batch->rows;
+  l->entries = rows * (size_t)d->batch->max_pages;
+  l->pages = (size_t)d->first.pages;
+  l->table = pkv_alloc(&a, l->entries * sizeof *l->table);
+  l->first = pkv_alloc_zeroed(&a, rows + 1, sizeof *l->first);
+  l->owned = pkv_alloc_zeroed(&a, l->pages, sizeof *l->owned);
+  l->readers = pkv_alloc_zeroed(&a, l->pages, sizeof *l->readers);
+  PKV_CHECK(err, l->table && l->first && l->owned && l->readers, PKV_E_NOMEM,
+            "no memory for %lld pages", (long long)d->first.pages);
+  return PKV_OK;
+}
+
+static void layout_deinit(layout *l, const bench_device_batch *d) {
+  const pkv_allocator a = pkv_allocator_default();
+  pkv_free(&a, l->table, l->entries * sizeof *l->table);
+  pkv_free(&a, l->first, ((size_t)d->batch->rows + 1) * sizeof *l->first);
+  pkv_free(&a, l->owned, l->pages * sizeof *l->owned);
+  pkv_free(&a, l->readers, l->pages * sizeof *l->readers);
+}
+
+static int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+
+/* One row's entries, pages that are read for it first, and who owns what. */
+static void lay_row(layout *l, bench_device_batch *d, const pkv_shape *shape, int32_t row) {
+  const bench_batch *b = d->batch;
+  const int32_t length = b->lengths[row], tokens = shape->page_tokens;
+  const int32_t pages = (length + tokens - 1) / tokens, from = first_seen(shape, length);
+  const int64_t token_bytes =
+      2 * (int64_t)shape->kv_heads * shape->head_dim * (int64_t)pkv_dtype_bytes(d->first.dtype);
+  for (int32_t p = 0; p < b->max_pages; p++) {
+    const size_t at = (size_t)row * (size_t)b->max_pages + (size_t)p;
+    int32_t *const id = &l->table[at];
+    *id = p < pages ? (int32_t)page_in_pool(b->ids[at]) : -1;
+    if (p >= pages) continue;
+    l->owned[*id] = p < pages - 1 ? tokens : length - p * tokens;
+    l->readers[*id]++;
+  }
+  const int64_t skipped = larger(from / tokens, b->borrowed[row]);
+  l->first[row + 1] = l->first[row] + (int32_t)(pages > skipped ? pages - skipped : 0);
+  d->useful_bytes += (length - from) * token_bytes;
+  d->unique_bytes += (length - larger(from, (int64_t)b->borrowed[row] * tokens)) * token_bytes;
+  if (length > d->longest) d->longest = length;
+}
+
+/* How many leading pages of each row others have, and what their products cost. */
+static void count_shared(bench_device_batch *d, const layout *l, const pkv_shape *shape) {
+  const bench_batch *b = d->batch;
+  const int32_t tokens = shape->page_tokens;
+  for (int32_t row = 0; row < b->rows; row++) {
+    const int32_t *const ids = l->table + (int64_t)row * b->max_pages;
+    const int32_t length = b->lengths[row], from = first_seen(shape, length);
+    int32_t n = 0;
+    while (n < b->max_pages && ids[n] >= 0 && l->readers[ids[n]] > 1)
+      n++;
+    d->shared[row] = n;
+    const int64_t seen = larger((int64_t)n * tokens - from, 0);
+    d->shared_flops +=
+        4.0 * (double)seen * shape->q_len * shape->query_heads * (double)shape->head_dim;
+  }
+}
+
 /* Table, lengths, pages that are read, and who owns what. */
 static pkv_status place(bench_device_batch *d, const pkv_shape *shape, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   const bench_batch *b = d->batch;
-  const size_t entries = (size_t)b->rows * (size_t)b->max_pages;
-  const int32_t tokens = shape->page_tokens;
-  int32_t *table = pkv_alloc(&a, entries * sizeof *table);
-  int32_t *first = pkv_alloc_zeroed(&a, (size_t)b->rows + 1, sizeof *first);
-  int32_t *owned = pkv_alloc_zeroed(&a, (size_t)d->first.pages, sizeof *owned);
-  pkv_status status = PKV_OK;
-  if (table == NULL || first == NULL || owned == NULL)
-    status = PKV_FAIL(err, PKV_E_NOMEM, "no memory for %lld pages", (long long)d->first.pages);
-  int64_t seen = 0;
-  for (int32_t row = 0; row < b->rows && status == PKV_OK; row++) {
-    const int32_t length = b->lengths[row], pages = (length + tokens - 1) / tokens;
-    const int32_t from = first_seen(shape, length);
-    for (int32_t p = 0; p < b->max_pages; p++) {
-      const size_t at = (size_t)row * (size_t)b->max_pages + (size_t)p;
-      table[at] = p < pages ? (int32_t)page_in_pool(b->ids[at]) : -1;
-      if (p < pages) owned[table[at]] = p < pages - 1 ? tokens : length - p * tokens;
-    }
-    first[row + 1] = first[row] + (length > 0 ? pages - from / tokens : 0);
-    seen += length - from;
-    if (length > d->longest) d->longest = length;
+  const size_t rows = (size_t)b->rows;
+  layout l = {0};
+  pkv_status status = layout_init(&l, d, err);
+  d->shared = pkv_alloc_zeroed(&a, rows, sizeof *d->shared);
+  if (status == PKV_OK && d->shared == NULL)
+    status = PKV_FAIL(err, PKV_E_NOMEM, "no memory for %d rows", b->rows);
+  if (status == PKV_OK) {
+    for (int32_t row = 0; row < b->rows; row++)
+      lay_row(&l, d, shape, row);
+    count_shared(d, &l, shape);
+    d->view.pages_read = l.first[b->rows];
   }
-  d->useful_bytes =
-      seen * 2 * shape->kv_heads * shape->head_dim * (int64_t)pkv_dtype_bytes(d->first.dtype);
-  if (status == PKV_OK) status = upload(&d->table, d->meter, table, entries * sizeof *table, err);
-  if (status == PKV_OK)
-    status = upload(&d->first_page, d->meter, first, ((size_t)b->rows + 1) * sizeof *first, err);
-  if (status == PKV_OK)
-    status = upload(&d->owned, d->meter, owned, (size_t)d->first.pages * sizeof *owned, err);
-  if (status == PKV_OK)
-    status = upload(&d->seq_len, d->meter, b->lengths, (size_t)b->rows * sizeof(int32_t), err);
-  if (status == PKV_OK) d->view.pages_read = first[b->rows];
-  pkv_free(&a, table, entries * sizeof *table);
-  pkv_free(&a, first, ((size_t)b->rows + 1) * sizeof *first);
-  pkv_free(&a, owned, (size_t)d->first.pages * sizeof *owned);
+  const struct {
+    void **to;
+    const void *from;
+    size_t bytes;
+  } copies[] = {{&d->table, l.table, l.entries * sizeof(int32_t)},
+                {&d->first_page, l.first, (rows + 1) * sizeof(int32_t)},
+                {&d->borrowed, b->borrowed, rows * sizeof(int32_t)},
+                {&d->owned, l.owned, l.pages * sizeof(int32_t)},
+                {&d->seq_len, b->lengths, rows * sizeof(int32_t)}};
+  for (size_t i = 0; i < sizeof copies / sizeof *copies && status == PKV_OK; i++)
+    status = upload(copies[i].to, d->meter, copies[i].from, copies[i].bytes, err);
+  layout_deinit(&l, d);
   return status;
 }
 
@@ -175,6 +239,7 @@ pkv_status bench_device_batch_init(bench_device_batch *out, pkv_meter *meter,
   out->view.table = out->table;
   out->view.seq_len = out->seq_len;
   out->view.first_page = out->first_page;
+  out->view.borrowed = out->shared_flops > 0 ? out->borrowed : NULL;
   out->view.owned = out->owned;
   for (int32_t layer = 0; layer < out->layers; layer++) {
     const pkv_cache cache = bench_device_batch_cache(out, layer);
@@ -184,10 +249,40 @@ pkv_status bench_device_batch_init(bench_device_batch *out, pkv_meter *meter,
 }
 
 void bench_device_batch_deinit(bench_device_batch *d) {
-  void *const blocks[] = {d->table, d->seq_len, d->first_page, d->owned, d->q, d->needle_q, d->out};
+  const pkv_allocator a = pkv_allocator_default();
+  void *const blocks[] = {d->table, d->seq_len, d->first_page, d->borrowed,
+                          d->owned, d->q,       d->needle_q,   d->out};
+  if (d->batch != NULL) pkv_free(&a, d->shared, (size_t)d->batch->rows * sizeof *d->shared);
   for (size_t i = 0; i < sizeof blocks / sizeof *blocks && d->meter != NULL; i++)
     pkv_device_free(d->meter->executor, blocks[i]);
   memset(d, 0, sizeof *d);
+}
+
+/* Of the row's pages as they follow each other: round by round, or of `count` evenly spread. */
+static int64_t spread(int64_t pages, int32_t round, int32_t rounds) {
+  if (pages <= rounds) return round % pages;
+  return rounds > 1 ? round * (pages - 1) / (rounds - 1) : 0;
+}
+
+/* In a batch that shares: the page's needle is where all that have it expect it, or nowhere. */
+static int32_t common_position(const bench_device_batch *d, const pkv_shape *shape, int32_t row,
+                               int64_t page, uint64_t round, int32_t first, int32_t last) {
+  const bench_batch *b = d->batch;
+  const int32_t tokens = shape->page_tokens, length = b->lengths[row];
+  const uint64_t id = (uint64_t)b->ids[(int64_t)row * b->max_pages + page];
+  int64_t at = page * tokens + (int64_t)(pkv_hash_uniform(d->seed, id, round) * tokens);
+  const bool tail = (page + 1) * tokens > length; /* only its own row has it */
+  if (tail && at > last && last / tokens == page) at = last;
+  return at < first || at > last ? -1 : (int32_t)at;
+}
+
+static int32_t shared_position(const bench_device_batch *d, const pkv_shape *shape, int32_t row,
+                               int32_t round, int32_t rounds, int32_t first, int32_t last) {
+  const int64_t pages = last / shape->page_tokens + 1, half = (rounds + 1) / 2;
+  int64_t page = spread(d->batch->max_pages, round / 2, (int32_t)half);
+  if (round % 2) page = pages - 1 - round / 2;
+  if (page < 0 || page >= pages || (round % 2 && page < d->shared[row])) return -1;
+  return common_position(d, shape, row, page, (uint64_t)round, first, last);
 }
 
 void bench_needle_positions(int32_t *position, const bench_device_batch *d, const pkv_shape *shape,
@@ -198,10 +293,12 @@ void bench_needle_positions(int32_t *position, const bench_device_batch *d, cons
     const int32_t first = shape->window > 0 && length > shape->window ? length - shape->window : 0;
     position[row] = -1;
     if (last < first) continue;
+    if (d->shared_flops > 0) {
+      position[row] = shared_position(d, shape, row, round, rounds, first, last);
+      continue;
+    }
     const int64_t pages = last / tokens - first / tokens + 1;
-    const int64_t page = first / tokens + (pages <= rounds ? round % pages
-                                           : rounds > 1    ? round * (pages - 1) / (rounds - 1)
-                                                           : 0);
+    const int64_t page = first / tokens + spread(pages, round, rounds);
     const double where = pkv_hash_uniform(d->seed, (uint64_t)row, (uint64_t)round);
     int64_t at = page * tokens + (int64_t)(where * tokens);
     at = at < first ? first : at > last ? last : at;

@@ -25,9 +25,12 @@ typedef struct bench_device_batch {
   pkv_dtype q_dtype; /* of q and out */
   int32_t layers, longest;
   int64_t layer_bytes;  /* K and V */
-  int64_t useful_bytes; /* of a layer: what some query sees */
+  int64_t useful_bytes; /* of a layer: what some query sees, row by row */
+  int64_t unique_bytes; /* the same, pages that rows share once */
+  double shared_flops;  /* products of queries with pages that several rows have */
+  int32_t *shared;      /* [rows], host: leading pages that other rows have, too */
   uint64_t seed;
-  void *table, *seq_len, *first_page, *owned, *q, *needle_q, *out;
+  void *table, *seq_len, *first_page, *borrowed, *owned, *q, *needle_q, *out;
   size_t q_bytes; /* of q, needle_q and out each */
 } bench_device_batch;
 
@@ -41,8 +44,11 @@ void bench_device_batch_deinit(bench_device_batch *d);
 pkv_cache bench_device_batch_cache(const bench_device_batch *d, int32_t layer);
 pkv_attention_args bench_device_batch_args(const bench_device_batch *d, const pkv_cache *cache);
 
-/* Where the needle of round `round` of `rounds` lies in each row; -1: the row has no place that
-   all its queries see. position [rows]. */
+/*
+ * Where the needle of round `round` of `rounds` lies in each row; -1: the row has no place that
+ * all its queries see. Where rows share, those that have a page have its needle: rounds go through
+ * the pages of the longest row, every other one through the rows' last pages. position [rows].
+ */
 void bench_needle_positions(int32_t *position, const bench_device_batch *d, const pkv_shape *shape,
                             int32_t round, int32_t rounds);
 

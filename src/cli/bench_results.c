@@ -9,8 +9,8 @@
 #define RAW_BYTES ((size_t)4 << 20)
 #define HEAD                                                                                       \
   "commit,device,driver,cell,route,gpu_us,plan_us,wall_us,bytes,floor_us,error,peers,null_us,"     \
-  "wait_us,event_us,launch_us,step_us,rows,launches,ctas_sm,state_bytes,padded_bytes,gb_s,setup,"  \
-  "raw\n"
+  "wait_us,event_us,launch_us,step_us,rows,launches,ctas_sm,state_bytes,padded_bytes,gb_s,"        \
+  "limit_us,setup,raw\n"
 
 /* CSV fields of ours hold no quotes; commas and line ends become blanks. */
 static void plain_text(char *text) {
@@ -82,6 +82,9 @@ void bench_table_sharing(const bench_result *r) {
       100 * r->tile_fill);
   if (r->balanced_us > 0)
     (void)printf("; %.2f times as fast as balanced", ratio(r->balanced_us, r->attend_us));
+  if (r->limit_us > 0)
+    (void)printf("; %.2f times the limit of %.1f us", ratio(r->attend_us, r->limit_us),
+                 r->limit_us);
   if (r->fma_us > 0)
     (void)printf("; %.1f %% of the FMA rate", 100 * ratio(r->fma_us, r->attend_us));
   (void)printf("\n");
@@ -145,16 +148,21 @@ json_t *bench_json_row(const bench_result *r) {
                 {"null_us", r->null_us},
                 {"error", r->error},
                 {"gb_s", gb_s(r)},
-                {"percent_null", 100 * ratio(r->null_us, r->attend_us)}};
+                {"percent_null", 100 * ratio(r->null_us, r->attend_us)},
+                {"speedup", r->balanced_us > 0 ? ratio(r->balanced_us, r->attend_us) : -1}};
   const struct {
     const char *name;
     double value;
   } cpu[] = {{"plain_us", r->plain_us},
              {"percent_plain", 100 * ratio(r->plain_us, r->attend_us)},
-             {"percent_fma", r->fma_us > 0 ? 100 * ratio(r->fma_us, r->attend_us) : -1},
-             {"speedup", r->balanced_us > 0 ? ratio(r->balanced_us, r->attend_us) : -1}},
-    device[] = {{"floor_us", r->floor_us},   {"wait_us", r->wait_us}, {"event_us", r->event_us},
-                {"launch_us", r->launch_us}, {"step_us", r->step_us}, {"ctas_sm", r->ctas_sm}};
+             {"percent_fma", r->fma_us > 0 ? 100 * ratio(r->fma_us, r->attend_us) : -1}},
+    device[] = {{"floor_us", r->floor_us},
+                {"wait_us", r->wait_us},
+                {"event_us", r->event_us},
+                {"launch_us", r->launch_us},
+                {"step_us", r->step_us},
+                {"ctas_sm", r->ctas_sm},
+                {"limit_us", r->limit_us > 0 ? r->limit_us : -1}};
   json_t *row = json_pack("{s:s, s:s}", "cell", r->cell, "route", r->route);
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
     (void)json_object_set_new(row, fields[i].name, number(fields[i].value));
@@ -225,7 +233,8 @@ bool bench_csv_row(FILE *file, const bench_run *run, const bench_result *r) {
   csv_time(file, cpu ? -1 : r->step_us);
   (void)fprintf(file, "%.2f,%.2f,", r->rows, r->launches);
   csv_time(file, cpu ? -1 : r->ctas_sm);
-  (void)fprintf(file, "%.0f,%.0f,%.2f,%s,%s\n", r->state_bytes, r->padded_bytes, gb_s(r),
-                run->setup, r->raw.size > 0 ? r->raw.data : "");
+  (void)fprintf(file, "%.0f,%.0f,%.2f,", r->state_bytes, r->padded_bytes, gb_s(r));
+  csv_time(file, cpu || r->limit_us <= 0 ? -1 : r->limit_us);
+  (void)fprintf(file, "%s,%s\n", run->setup, r->raw.size > 0 ? r->raw.data : "");
   return fflush(file) == 0 && !ferror(file);
 }

@@ -21,14 +21,15 @@ typedef struct bench_result {
   double wait_us;  /* attend_us where no launch overlaps the one before */
   double event_us; /* no graph: the host enqueues each layer */
   double
-      launch_us;  /* plan and one layer in a graph: launched and waited for, by the host's clock */
-  double step_us; /* plan and 32 layers */
-  double ctas_sm; /* blocks of the decode launches over multiprocessors */
+      launch_us;   /* plan and one layer in a graph: launched and waited for, by the host's clock */
+  double step_us;  /* plan and 32 layers */
+  double ctas_sm;  /* blocks of the decode launches over multiprocessors */
+  double limit_us; /* an H200, rows that share: each page once, or the products of shared pages */
   double kv_bytes, padded_bytes, state_bytes;
   /* of route shared: kv_bytes if every row read its own, nodes, query rows of 128 in their tiles */
   double total_bytes, nodes, tile_fill;
   double fma_us;      /* CPU: the arithmetic alone at the rate measured; 0 = not measured */
-  double balanced_us; /* CPU: route balanced in the same run; 0 = not measured */
+  double balanced_us; /* of route shared: route balanced in the same run; 0 = not measured */
   double error;       /* < 0 = not checked */
   pkv_buffer raw;     /* "NAME=US US ...;NAME=...": every repetition, step by step */
 } bench_result;

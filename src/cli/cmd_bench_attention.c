@@ -60,8 +60,11 @@ static const pkv_option options_table[] = {
              "tokens and have 128 more each; 512/8x32x2048+128 = and 512 before that all share"),
     PKV_TEXT(O, trace_file, 0, "trace", "FILE", NULL,
              "one more cell: requests from CSV or JSON (prompt_len, decode_len, arrival)"),
+    PKV_TEXT(O, mooncake, 0, "mooncake", "FILE", NULL,
+             "one more cell: Mooncake's requests, --active that arrived one after another at "
+             "--steps places of the file; equal hash_ids are one block of 512 tokens"),
     PKV_TEXT(O, only, 0, "only", "NAMES", NULL, "of all these cells the ones named"),
-    PKV_INT(O, active, 0, "active", "N", "8", 1, 4096, "rows together of --trace"),
+    PKV_INT(O, active, 0, "active", "N", "8", 1, 4096, "rows together of --trace and --mooncake"),
     PKV_CHOICE(O, route, 'r', "route", route_choices, "all",
                "route to measure; shared: with balanced beside it (all: where rows share); "
                "flashinfer: its kernels on tensor cores"),
@@ -83,12 +86,16 @@ static const pkv_option options_table[] = {
             "bucket_padded rounds lengths up to this; 0 = default"),
     PKV_INT(O, segment_cost, 0, "segment-cost", "N", "0", 0, 1 << 20,
             "balanced: what starting a row costs where a tile of 64 tokens costs 8; 0 = default"),
+    PKV_TEXT(O, shared_costs, 0, "shared-costs", "LIST", NULL,
+             "shared: what 64 tokens of a row cost, starting it, 64 tokens of a node, each row of "
+             "it besides, starting a node; like 64,120,96,0,384; default: the library's"),
     PKV_FLAG(O, invariant, 0, "batch-invariant",
              "balanced and shared in their batch-invariant mode"),
     PKV_FLAG(O, chained, 0, "chained",
              "shared: plans may search, as equal pages have equal pages before them"),
     PKV_FLAG(O, rows_permuted, 0, "rows-permuted", "the rows of each batch in another order"),
-    PKV_INT(O, steps, 0, "steps", "N", "4", 1, 64, "steps of a trace, evenly spread"),
+    PKV_INT(O, steps, 0, "steps", "N", "4", 1, 64,
+            "steps of a trace or of Mooncake's requests, evenly spread"),
     PKV_INT(O, repeats, 'n', "repeats", "N", "0", 0, MAX_REPEATS,
             "repetitions of each step; 0 = 5, on a GPU 25"),
     PKV_INT(O, memory_mib, 0, "memory", "MIB", "0", 0, 1 << 20,
@@ -142,6 +149,24 @@ static int64_t now_ns(const bench *b, int32_t threads) {
   return ((int64_t)used.tv_sec * 1000000000 + used.tv_nsec) / threads;
 }
 
+/* "64,120,96,0,384" into the costs of route shared; false: it is no such list. */
+static bool take_costs(pkv_plan_options *options, const char *text) {
+  uint32_t *const to[] = {&options->tile_cost, &options->segment_cost, &options->node_tile_cost,
+                          &options->node_row_cost, &options->node_segment_cost};
+  for (size_t i = 0; i < sizeof to / sizeof *to; i++) {
+    char word[12];
+    const size_t size = strcspn(text, ",");
+    int64_t cost;
+    if (size == 0 || size >= sizeof word || (text[size] == ',') != (i < 4)) return false;
+    memcpy(word, text, size);
+    word[size] = '\0';
+    if (!pkv_parse_i64(&cost, word, 0, 1 << 20)) return false;
+    *to[i] = (uint32_t)cost;
+    text += size + (text[size] == ',');
+  }
+  return true;
+}
+
 pkv_plan_options bench_plan_options(const bench_options *o, pkv_route route) {
   pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
   options.route = route;
@@ -151,6 +176,8 @@ pkv_plan_options bench_plan_options(const bench_options *o, pkv_route route) {
   options.segment_cost = (uint32_t)o->segment_cost;
   if (o->invariant && (route == PKV_ROUTE_BALANCED || route == PKV_ROUTE_SHARED))
     options.flags = PKV_PLAN_BATCH_INVARIANT;
+  if (route == PKV_ROUTE_SHARED && o->shared_costs != NULL)
+    (void)take_costs(&options, o->shared_costs);
   return options;
 }
 
@@ -432,6 +459,7 @@ pkv_status bench_report(bench_frame *frame, const bench_result *result, pkv_erro
     bench_device_row(result);
   else
     bench_table_row(result);
+  if (frame->rows == NULL && result->nodes > 0) bench_table_sharing(result);
   PKV_CHECK(err, frame->csv == NULL || bench_csv_row(frame->csv, &frame->run, result), PKV_E_IO,
             "cannot write %s", frame->o->csv);
   return PKV_OK;
@@ -449,7 +477,6 @@ static pkv_status report(bench *b, bench_result *results, int32_t steps, pkv_err
       *sums[i] /= steps;
     result->wall_us = result->plan_us + result->attend_us;
     PKV_TRY(bench_report(&b->frame, result, err));
-    if (b->frame.rows == NULL && result->nodes > 0) bench_table_sharing(result);
   }
   return PKV_OK;
 }
@@ -614,6 +641,7 @@ static void set_up(bench_frame *frame) {
                                              .rows_permuted = o->rows_permuted,
                                              .lengths = o->lengths,
                                              .trace_file = o->trace_file,
+                                             .mooncake = o->mooncake,
                                              .only = o->only,
                                              .names = o->cells};
   frame->run.commit = o->commit;
@@ -638,8 +666,6 @@ static int check_device_options(const pkv_cli *cli, const bench_options *o) {
     return pkv_cli_usage(cli, "--layout interleaved needs --device cuda");
   if (o->device == 0 && o->route >= BENCH_WORKQUEUE_FUSED)
     return pkv_cli_usage(cli, "--route %s needs --device cuda", route_choices[o->route]);
-  if (o->device != 0 && o->route == PKV_ROUTE_SHARED)
-    return pkv_cli_usage(cli, "--route shared is measured on the CPU only");
   if (o->device != 0 && (o->huge || o->best || o->cpu_time))
     return pkv_cli_usage(cli, "--%s is for the CPU, not for --device cuda",
                          o->huge   ? "huge-pages"
@@ -685,6 +711,10 @@ static int run(const pkv_cli *cli, const void *options) {
   if (!parse_threads(&b))
     return pkv_cli_usage(cli, "--threads is '%s'; it takes up to %d counts like 1,2", b.o->threads,
                          MAX_THREADS);
+  pkv_plan_options costs;
+  if (b.o->shared_costs != NULL && !take_costs(&costs, b.o->shared_costs))
+    return pkv_cli_usage(cli, "--shared-costs is '%s'; it takes five like 64,120,96,0,384",
+                         b.o->shared_costs);
   pkv_status status = read_cells(&frame, &list, &err);
   if (status != PKV_OK) {
     bench_cell_list_free(&list);
@@ -716,7 +746,8 @@ const pkv_command pkv_command_bench_attention = {
         "comes to either. Outputs are compared with a double-precision reference before anything "
         "is timed.\n\n"
         "Cells: " BENCH_CELL_NAMES
-        ". Without --cells, --anchors, --lengths or --trace all up to b8_zipf run.\n\n"
+        ". Without --cells, --anchors, --lengths, --trace or --mooncake all up to b8_zipf "
+        "run.\n\n"
         "Where rows share prefixes, route shared is timed beside the others, with the rate at "
         "which "
         "the same cores multiply and add; the null read and the plain read take shared pages "

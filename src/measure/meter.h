@@ -21,6 +21,7 @@ typedef struct pkv_meter_batch {
   const int32_t *table;      /* [rows, stride] */
   const int32_t *seq_len;    /* [rows] */
   const int32_t *first_page; /* [rows + 1]: pages that are read, as exclusive prefix sums */
+  const int32_t *borrowed;   /* [rows]: leading pages that another row reads; NULL = none */
   const int32_t *owned;      /* [pages of the cache]: tokens of the page that some row owns */
   int64_t pages_read;        /* first_page[rows] */
 } pkv_meter_batch;

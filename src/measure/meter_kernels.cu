@@ -238,7 +238,7 @@ static __device__ __forceinline__ uint32_t divided(uint32_t x, divisor d) {
 
 struct null_read_args {
   const void *k, *v;
-  const int32_t *table, *seq_len, *first_page;
+  const int32_t *table, *seq_len, *first_page, *borrowed;
   int64_t stride;
   /* in vectors */
   int64_t k_page, v_page;
@@ -289,7 +289,9 @@ static __device__ __forceinline__ void locate(int64_t *k, int64_t *v, int *row, 
   const int length = a->seq_len[*row];
   int first = a->window > 0 ? length - a->unseen - a->window : 0;
   first = first > 0 ? first : 0;
-  const int index = first / a->page_tokens + page - a->first_page[*row];
+  int skipped = first / a->page_tokens;
+  if (a->borrowed && a->borrowed[*row] > skipped) skipped = a->borrowed[*row];
+  const int index = skipped + page - a->first_page[*row];
   const int low = first - index * a->page_tokens, high = length - 1 - index * a->page_tokens;
   token = token < low ? low : token > high ? high : token;
   const int64_t id = a->table[*row * a->stride + index];
@@ -421,6 +423,7 @@ extern "C" cudaError_t pkv_meter_launch_null_read(uint32_t *sink, const pkv_cach
   a.table = batch->table;
   a.seq_len = batch->seq_len;
   a.first_page = batch->first_page;
+  a.borrowed = batch->borrowed;
   a.stride = batch->stride;
   a.k_page = cache->k_page_stride / e;
   a.v_page = cache->v_page_stride / e;

@@ -214,7 +214,7 @@ class Frame(unittest.TestCase):
             self.assertTrue(lines[1][0].startswith("# command: pkv bench attention --"), lines[1])
             self.assertIn("--trace " + trace, lines[1][0])
             self.assertNotIn("abc", ",".join(lines[1]))
-            self.assertTrue(all(len(line) == 25 for line in (lines[0], lines[2], lines[4])))
+            self.assertTrue(all(len(line) == 26 for line in (lines[0], lines[2], lines[4])))
             row = dict(zip(lines[0], lines[2]))
             self.assertEqual((row["commit"], row["route"]), ("abc", "workqueue"))
             times = [float(us) for part in row["raw"].split(";") if part.startswith("gpu=")
@@ -294,7 +294,6 @@ class Frame(unittest.TestCase):
                      "1x2x3x4+5", "9999999999/1x2x3+4", "1x2x16777216+1", "1x2x3+4/5"):
             self.usage_error(["bench", "attention", "--lengths", word], "'%s' is no length" % word)
         self.usage_error(["bench", "attention", "--lengths", "64x65x1+1"], "more than 4096 rows")
-        self.usage_error(["bench", "attention", "--device", "cuda", "-r", "shared"], "on the CPU")
         self.usage_error(["bench"], "there is 'bench attention', 'bench model'")
         self.usage_error(["bench", "x"], "unknown command 'bench x'; there is 'bench attention'")
         for name, value in (("prompt", "1,,2"), ("prompt", "5,0"), ("depth", "1,"), ("depth", "x"),

@@ -71,6 +71,63 @@ class Device(unittest.TestCase):
             self.assertAlmostEqual(row["step_us"], 3 + 12 + 31 * 11, 3)
             self.assertEqual((row["launches"], row["ctas_sm"]), (1, 2))
 
+    def test_shared(self):
+        """9 us a layer here, two plans; pages that rows share count once."""
+        token = 2 * 2 * 64 * 2
+        cell = "1024/2x9x400+33,90"  # whole tiles of 64: of the first 1424 tokens 1408
+        result = self.rows("--lengths", cell, "-r", "shared")
+        rows = {row["route"]: row for row in result["rows"]}
+        self.assertEqual(list(rows), ["balanced", "shared"])
+        shared, balanced = rows["shared"], rows["balanced"]
+        self.assertAlmostEqual(shared["attend_us"], 9, 4)
+        self.assertAlmostEqual(shared["plan_us"], 6, 4)
+        self.assertAlmostEqual(shared["step_us"], 6 + 32 * 9, 3)
+        self.assertAlmostEqual(shared["speedup"], balanced["attend_us"] / 9, 3)
+        self.assertEqual(balanced["kv_bytes"], (18 * 1457 + 90) * token)
+        self.assertEqual(shared["total_bytes"], (18 * 1457 + 90) * token)
+        self.assertEqual(shared["kv_bytes"], (1024 + 2 * 384 + 18 * 49 + 90) * token)
+        self.assertEqual(shared["nodes"], 3)
+        for row in rows.values():
+            self.assertLess(row["error"], 1e-3)
+            self.assertIsNone(row["limit_us"])  # an H200's, as the floor
+        costs = self.rows("--lengths", cell, "-r", "shared", "--shared-costs", "8,8,64,0,99999")
+        self.assertEqual(costs["rows"][1]["nodes"], 0)
+        self.assertIn("it takes five", device("--lengths", cell, "--shared-costs", "1,2,3,4")[2])
+        code, out, err = device("--lengths", cell)
+        self.assertEqual(code, 0, err)
+        self.assertIn("3.0 shared prefixes, read once: ", out)
+        self.assertNotIn("shared", device("--lengths", "100,33")[1])
+        for lengths, *more in ((cell, "--rows-permuted"), (cell, "--window", "100"),
+                               ("1x9x256+0,1x4x300+1,0,5", "--chained", "--q-len", "3"),
+                               ("1x2x64+400,1x2x400+64", "--kv-dtype", "bf16")):
+            result = self.rows("--lengths", lengths, "-r", "shared", "--needles", "40", *more)
+            self.assertEqual(len(result["rows"]), 2, more)
+
+    def test_mooncake(self):
+        """Requests 1 and 3 have two whole blocks in common, all have the first."""
+        requests = [(1100, 20, [0, 1, 2]), (1500, 100, [0, 4, 5]), (1024, 9, [0, 4]), (1600, 2,
+                    [0, 4, 7, 8])]
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "some trace.jsonl")
+            with open(path, "w", encoding="utf-8") as file:
+                for at, (prompt, output, ids) in enumerate(requests):
+                    print(json.dumps({"timestamp": at, "input_length": prompt,
+                                      "output_length": output, "hash_ids": ids}), file=file)
+            rows = self.rows("--mooncake", path, "--active", "4", "--steps", "1", "-r", "shared",
+                             "--memory", "64", "--needles", "3")["rows"]
+            self.assertEqual([row["cell"] for row in rows], ["some_4"] * 2)
+            self.assertEqual(rows[0]["rows"], 4)
+            total = sum(prompt + output // 2 for prompt, output, _ in requests)
+            self.assertEqual(rows[1]["total_bytes"], total * 2 * 2 * 64 * 2)
+            self.assertEqual(rows[1]["kv_bytes"], (total - 3 * 512 - 2 * 512) * 2 * 2 * 64 * 2)
+            rows = self.rows("--mooncake", path, "--active", "2", "--steps", "3", "-r", "balanced",
+                             "--memory", "64", "--lengths", "7")["rows"]
+            self.assertEqual([row["cell"] for row in rows], ["lengths", "some_2"])
+            _, _, err = device("--mooncake", path, "--active", "5")
+            self.assertIn("has 4 requests, 5 were asked for", err)
+            _, _, err = device("--mooncake", path, "--active", "2", "--page", "48")
+            self.assertIn("pages of 48 tokens do not fill a block of 512", err)
+
     def test_shapes(self):
         for args in (["--kv-dtype", "bf16", "--page", "1"], ["--layout", "interleaved"],
                      ["--kv-dtype", "fp8_e4m3", "--layout", "nhd", "--page", "19"],

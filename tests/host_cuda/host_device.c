@@ -99,6 +99,7 @@ static pkv_status host_reset(struct pkv_device_plan *plan, void *stream, pkv_err
 
 /* A launch that overlaps the one before costs less, as on a device. */
 static double attention_us(const struct pkv_device_plan *plan) {
+  if (plan->header.route == PKV_ROUTE_SHARED) return 9.0;
   if (plan->header.route != PKV_ROUTE_BALANCED) return plan->fused_merge ? 16.0 : 20.0;
   return plan->overlap && !plan->fresh ? 11.0 : 12.0;
 }
@@ -139,11 +140,19 @@ static pkv_status host_attention(struct pkv_device_plan *plan, const pkv_attenti
   return status;
 }
 
-/* Route shared is not invented here. */
 static pkv_status host_tree_parts(int32_t *parts, pkv_executor *executor, pkv_error *err) {
   (void)executor;
-  *parts = 0;
-  return PKV_FAIL(err, PKV_E_UNSUPPORTED, "the invented device has no route shared");
+  (void)err;
+  *parts = HOST_CUDA_SMS;
+  return PKV_OK;
+}
+
+static pkv_status host_build_tree(struct pkv_device_plan *plan, const int32_t *seq_len,
+                                  const pkv_sharing *sharing, void *stream, pkv_error *err) {
+  const pkv_plan *built;
+  host_cuda_spend(stream, PLAN_US);
+  return pkv_plan_build_shared(&built, plan->plan, plan->limits.plan_bytes, &plan->shape,
+                               &plan->options, plan->header.rows, seq_len, sharing, err);
 }
 
 static const pkv_device_ops device_ops = {
@@ -153,6 +162,7 @@ static const pkv_device_ops device_ops = {
     .synchronize = host_synchronize,
     .parts = host_parts,
     .tree_parts = host_tree_parts,
+    .build_tree = host_build_tree,
     .sizes = host_sizes,
     .build = host_build,
     .reset = host_reset,
