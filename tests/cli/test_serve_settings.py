@@ -67,6 +67,8 @@ class Settings(Files):
             code, err = command("serve", TINY, "--port", "0", env={"PKV_SERVE_API_KEYS": keys})
             self.assertIn(complaint, err)
             self.assertEqual(code, 1)
+        code, err = command("serve", TINY, "--port", "0", "--api-keys", "")
+        self.assertEqual((code, "there is no key in the list" in err), (1, True), err)
         code, err = command("serve", TINY, "--port", "0", "--host", "example.org")
         self.assertEqual((code, '"example.org" is no address' in err), (1, True), err)
         self.assertEqual(command("serve", "m", "--config", self.file(b" " * 70000))[0], 1)

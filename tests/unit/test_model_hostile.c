@@ -246,7 +246,53 @@ static void test_arguments(void **state) {
   assert_int_equal(pkv_chat_tokenize(ids, 4, &n, model, &turn, 1, 1, &err), PKV_E_UNSUPPORTED);
   assert_int_equal(pkv_chat_tokenize(ids, 4, &n, NULL, &turn, 1, 1, &err), PKV_E_INVALID);
   pkv_model_close(model);
+  options = (pkv_model_options)PKV_MODEL_OPTIONS_INIT;
+  options.tokenizer_only = 1;
+  assert_int_equal(pkv_model_open_memory(&model, bytes, size, &options, &err), PKV_E_FORMAT);
+  assert_non_null(strstr(err.text, "the file has no tokenizer"));
+  assert_null(model);
   gguf_build_drop(bytes);
+}
+
+static void test_pieces(void **state) {
+  (void)state;
+  pkv_model *model = NULL;
+  gguf_build b;
+  size_t size = 0, n = 0;
+  int32_t ids[4];
+  pkv_error err = {0};
+  without_key(&b, NULL);
+  unsigned char *bytes = gguf_build_exact(&b, &size);
+  gguf_build_deinit(&b);
+  assert_int_equal(pkv_model_open_memory(&model, bytes, size, NULL, &err), PKV_OK);
+  const pkv_tokenizer *const t = pkv_model_tokenizer(model);
+  pkv_text_piece pieces[2] = {{.text = "a", .bytes = 1}, {.text = NULL, .bytes = 3}};
+  assert_int_equal(pkv_tokenizer_encode_pieces(ids, 4, &n, t, pieces, 2, false, false, &err),
+                   PKV_E_INVALID);
+  assert_string_equal(err.text, "piece 1 is NULL with 3 bytes");
+  pieces[1] = (pkv_text_piece){.text = "b", .bytes = SIZE_MAX};
+  assert_int_equal(pkv_tokenizer_encode_pieces(ids, 4, &n, t, pieces, 2, false, false, &err),
+                   PKV_E_LIMIT);
+  assert_int_equal(pkv_tokenizer_encode_pieces(ids, 4, &n, t, NULL, 1, false, false, &err),
+                   PKV_E_INVALID);
+  assert_int_equal(pkv_tokenizer_encode_pieces(ids, 4, NULL, t, pieces, 1, false, false, &err),
+                   PKV_E_INVALID);
+  assert_int_equal(pkv_tokenizer_encode_pieces(NULL, 4, &n, t, pieces, 1, false, false, &err),
+                   PKV_E_INVALID);
+  pkv_model_close(model);
+  gguf_build_drop(bytes);
+}
+
+static void test_rope_factors(void **state) {
+  (void)state;
+  static const float wrong[] = {NAN, 0.0f, -1.0f, INFINITY};
+  for (size_t i = 0; i < 4; i++) {
+    const float factors[4] = {1.0f, 1.0f, wrong[i], 1.0f};
+    gguf_build b;
+    without_key(&b, NULL);
+    gguf_build_tensor(&b, "rope_freqs.weight", 0, 1, (const int64_t[]){4}, factors, sizeof factors);
+    expect(&b, PKV_E_FORMAT, "rope_freqs.weight[2] is ");
+  }
 }
 
 static void test_floats(void **state) {
@@ -542,6 +588,8 @@ int main(void) {
       cmocka_unit_test(test_keys_missing),
       cmocka_unit_test(test_keys_of_wrong_type),
       cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_pieces),
+      cmocka_unit_test(test_rope_factors),
       cmocka_unit_test(test_floats),
       cmocka_unit_test(test_names_of_things),
       cmocka_unit_test(test_tensors_missing),

@@ -298,8 +298,17 @@ static void test_mixed_load(void **state) {
   gguf_build_drop(model_bytes);
 }
 
+static void test_arguments(void **state) {
+  (void)state;
+  pkv_error err = {0};
+  const pkv_serve_options nothing = {0};
+  assert_int_equal(pkv_serve(NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_serve(&nothing, &err), PKV_E_INVALID);
+}
+
 int main(int argc, char **argv) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(test_mixed_load)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_mixed_load),
+                                     cmocka_unit_test(test_arguments)};
   sigset_t signals;
   if (argc > 1) seconds = strtoll(argv[1], NULL, 10);
   if (seconds < 1) return 2;
