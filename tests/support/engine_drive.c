@@ -42,6 +42,7 @@ void drive_submit_choices(pkv_engine *engine, const pkv_request *request, drive_
   for (int32_t i = 0; i < n; i++) {
     answers[i].count = answers[i].prompt_events = 0;
     answers[i].finish = PKV_FINISH_NONE;
+    answers[i].tops = 0;
     answers[i].choice = i;
   }
   drive_ok(pkv_engine_submit(&id, engine, &copy, &err), &err, "submit");
@@ -52,6 +53,12 @@ void drive_submit_choices(pkv_engine *engine, const pkv_request *request, drive_
 
 void drive_submit(pkv_engine *engine, const pkv_request *request, drive_answer *answer) {
   drive_submit_choices(engine, request, answer, 1);
+}
+
+static uint64_t mix(uint64_t hash, const void *bytes, size_t count) {
+  for (size_t i = 0; i < count; i++)
+    hash = (hash ^ ((const unsigned char *)bytes)[i]) * UINT64_C(0x100000001b3);
+  return hash;
 }
 
 static void take_event(const pkv_event *event) {
@@ -74,6 +81,10 @@ static void take_event(const pkv_event *event) {
   a->logprobs[a->count] = event->logprob;
   a->positions[a->count++] = event->position;
   a->prompt_events += event->from_prompt;
+  for (int32_t i = 0; i < event->top_count; i++) {
+    a->tops = mix(a->tops, &event->top[i].token, sizeof(int32_t));
+    a->tops = mix(a->tops, &event->top[i].logprob, sizeof(float));
+  }
 }
 
 pkv_status drive_try_step(size_t *count, pkv_engine *engine, pkv_error *err) {
@@ -115,6 +126,8 @@ void drive_equal(const drive_answer *a, const drive_answer *b, const char *what)
     assert_int_equal(a->tokens[i], b->tokens[i]);
     assert_memory_equal(&a->logprobs[i], &b->logprobs[i], sizeof(float));
   }
+  if (a->tops != b->tops) print_error("%s: other alternatives\n", what);
+  assert_true(a->tops == b->tops);
   assert_int_equal(a->finish, b->finish);
 }
 

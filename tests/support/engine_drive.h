@@ -16,6 +16,7 @@ typedef struct drive_answer {
   int32_t tokens[DRIVE_TOKENS];
   float logprobs[DRIVE_TOKENS];
   int32_t positions[DRIVE_TOKENS];
+  uint64_t tops;         /* a hash of all best alternatives, bit by bit */
   int32_t prompt_events; /* how many of them echo the prompt */
   pkv_finish finish;
   int32_t choice, cached_tokens, preemptions, stop_index, stop_bytes; /* of the last event */
@@ -38,7 +39,7 @@ size_t drive_step(pkv_engine *engine);
 pkv_status drive_try_step(size_t *count, pkv_engine *engine, pkv_error *err);
 /* Steps until nothing is pending; fails when that takes more than `limit`. Returns the steps. */
 int64_t drive_all(pkv_engine *engine, int64_t limit);
-/* Fails unless tokens, log-probabilities (bit by bit) and ends are equal. */
+/* Fails unless tokens, log-probabilities (bit by bit, alternatives too) and ends are equal. */
 void drive_equal(const drive_answer *a, const drive_answer *b, const char *what);
 /* The answer's text, with a zero behind it; its bytes. Fails where they do not fit. */
 size_t drive_text(char *out, size_t size, const pkv_model *model, const drive_answer *answer);

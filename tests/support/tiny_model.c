@@ -69,6 +69,10 @@ static void add_tokenizer(writer *w, const tiny_model_options *o) {
   assert_true(texts != NULL && names != NULL && types != NULL);
   for (size_t i = 0; i < count; i++) {
     (void)snprintf(texts[i], sizeof texts[i], "w%zu", i);
+    if (o->spelled && i < TINY_SPELLED) /* in the byte alphabet these stand for themselves */
+      (void)snprintf(texts[i], sizeof texts[i], "%c", (char)('!' + (int)i));
+    else if (o->spelled && i < TINY_SPELLED + 2)
+      (void)snprintf(texts[i], sizeof texts[i], "%s", i == TINY_SPELLED ? "\xc3\x83" : "\xc2\xa9");
     names[i] = texts[i];
     types[i] = (int32_t)i == o->eos ? 3 : 1;
     if ((int32_t)i >= o->vocab - o->padding) types[i] = 5;

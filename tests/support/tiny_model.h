@@ -15,9 +15,14 @@ typedef struct tiny_model_options {
   int32_t padding;   /* this many ids at the end of the vocabulary are unused (with a tokenizer) */
   int32_t nan_token; /* its embedding is NaN, -1 = none */
   float spread;      /* of the logits: larger is more certain */
+  int32_t spelled;   /* 1: tokens spell text (TINY_SPELLED); else they are w0, w1, ... */
 } tiny_model_options;
 #define TINY_MODEL_INIT                                                                            \
-  { 1, 2, 3, 1, 16, 64, 320, 2048, -1, 0, -1, 2.0f }
+  { 1, 2, 3, 1, 16, 64, 320, 2048, -1, 0, -1, 2.0f, 0 }
+
+/* Of a vocabulary that spells: ids below are one character of ASCII ('!' on), the next two the
+   bytes of an e with an acute accent; later ones are words as ever. */
+#define TINY_SPELLED 94
 
 typedef struct tiny_model {
   pkv_model *model;
