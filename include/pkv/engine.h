@@ -484,11 +484,12 @@ typedef struct pkv_engine_stats {
   int64_t cancelled, failed, stopped; /* answers by end: cancelled, error, stop */
   int64_t decode_steps;               /* steps with decoding rows */
   int32_t rows_paused;                /* answers in the batch that are paused */
+  int32_t rows_deferred;              /* of rows_waiting: paused, so that no order picks them */
 } pkv_engine_stats;
 #define PKV_ENGINE_STATS_INIT                                                                      \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                      \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                   \
   }
 
 /* Forgets the pages that no live request uses. */

@@ -741,6 +741,7 @@ class EngineStats(Structure):
         ("stopped", c_int64),
         ("decode_steps", c_int64),
         ("rows_paused", c_int32),
+        ("rows_deferred", c_int32),
     ]
 
 

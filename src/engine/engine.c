@@ -313,9 +313,11 @@ void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine) {
   out->max_seq_len = engine->options.max_seq_len;
   out->rows_running = engine->running_count;
   out->rows_waiting = engine->waiting_count;
-  out->rows_paused = 0;
+  out->rows_paused = out->rows_deferred = 0;
   for (int32_t i = 0; i < engine->running_count; i++)
     out->rows_paused += engine->seqs[engine->running[i]].paused;
+  for (int32_t i = 0; i < engine->waiting_count; i++)
+    out->rows_deferred += engine->seqs[engine->waiting[i]].paused;
   out->pages_total = pool.pages_total;
   out->pages_in_use = pool.pages_in_use - prefix.idle;
   out->pages_cached = prefix.idle;

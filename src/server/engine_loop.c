@@ -79,8 +79,13 @@ static void publish(pkv_loop *loop, pkv_job_choice *c, bool last) {
 static void count_end(pkv_loop *loop, const pkv_job_choice *c) {
   pkv_histograms *const h = &loop->counters.times;
   const pkv_choice_state *const s = &c->state;
+  const pkv_request *const r = &c->job->request;
   const int64_t now = pkv_clock_ns();
   if (c->ended != PKV_FINISH_STOP && c->ended != PKV_FINISH_LENGTH) return;
+  if (s->first_ns == 0) loop->counters.prompt_tokens += r->prompt_tokens; /* scored alone */
+  pkv_histogram_add(h, PKV_MEASURE_PROMPT_TOKENS, (double)r->prompt_tokens);
+  pkv_histogram_add(h, PKV_MEASURE_MAX_TOKENS, (double)r->max_tokens);
+  if (c->job->left_choices == 1) pkv_histogram_add(h, PKV_MEASURE_N, (double)c->job->n);
   pkv_histogram_add(h, PKV_MEASURE_E2E, (double)(now - s->arrived_ns) * 1e-9);
   pkv_histogram_add(h, PKV_MEASURE_GENERATION_TOKENS, (double)c->sampled);
   if (s->started_ns != 0 && s->first_ns != 0) {
@@ -153,6 +158,7 @@ static void count_token(pkv_loop *loop, pkv_job_choice *c, const pkv_event *even
   pkv_choice_state *const s = &c->state;
   if (s->first_ns == 0) {
     s->first_ns = now;
+    loop->counters.prompt_tokens += c->job->request.prompt_tokens;
     pkv_histogram_add(h, PKV_MEASURE_TTFT, (double)(now - s->arrived_ns) * 1e-9);
   } else {
     pkv_histogram_add(h, PKV_MEASURE_ITL, (double)(now - s->last_ns) * 1e-9);

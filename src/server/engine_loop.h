@@ -76,7 +76,7 @@ typedef struct pkv_choice_state {
 typedef struct pkv_loop_counters {
   int64_t accepted, refused_full;
   int64_t finished[5];      /* by pkv_finish */
-  int64_t prompt_tokens;    /* of accepted jobs */
+  int64_t prompt_tokens;    /* of answers that have a token, each on its own */
   int64_t generated_tokens; /* sampled for jobs */
   int32_t live;             /* choices accepted and not finished */
   int64_t pauses;           /* times that a job had to wait for its client */

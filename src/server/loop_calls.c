@@ -107,10 +107,6 @@ static void enqueue(pkv_loop *loop, pkv_job *job, pkv_job_spec *spec) {
   if (c->live == 0) c->worked_ns = pkv_clock_ns();
   c->live += job->n;
   c->accepted += job->n;
-  c->prompt_tokens += job->request.prompt_tokens;
-  pkv_histogram_add(&c->times, PKV_MEASURE_PROMPT_TOKENS, (double)job->request.prompt_tokens);
-  pkv_histogram_add(&c->times, PKV_MEASURE_N, (double)job->n);
-  pkv_histogram_add(&c->times, PKV_MEASURE_MAX_TOKENS, (double)job->request.max_tokens);
   job->number = ++loop->next_job;
   if (job->place >= 0) {
     loop->constraints[job->place].constraint = job->constraint;

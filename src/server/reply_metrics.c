@@ -67,13 +67,22 @@ static pkv_status print_requests(pkv_buffer *out, const pkv_loop_counters *c, pk
       {"requests_accepted_total", "counter", "Answers begun", (double)c->accepted},
       {"admission_rejections_total", "counter", "Requests refused because the queue was full",
        (double)c->refused_full},
-      {"prompt_tokens_total", "counter", "Prompt tokens of accepted requests",
+      {"prompt_tokens_total", "counter",
+       "Prompt tokens worked off, those found in the cache included; n answers count n times",
        (double)c->prompt_tokens},
       {"generation_tokens_total", "counter", "Tokens generated", (double)c->generated_tokens},
       {"num_preemptions_total", "counter", "Requests that lost their pages and came back",
        (double)e->preemptions},
   };
   PKV_TRY(PRINT(rows));
+  PKV_TRY(pkv_buffer_printf(
+      out, err,
+      "# HELP pkv_num_requests_waiting_by_reason Answers that wait: for a row and pages "
+      "(capacity), or for a client that does not keep up (deferred)\n"
+      "# TYPE pkv_num_requests_waiting_by_reason gauge\n"
+      "pkv_num_requests_waiting_by_reason{reason=\"capacity\"} %d\n"
+      "pkv_num_requests_waiting_by_reason{reason=\"deferred\"} %d\n",
+      (int)(e->rows_waiting - e->rows_deferred), (int)e->rows_deferred));
   PKV_TRY(pkv_buffer_printf(out, err,
                             "# HELP pkv_request_success_total Answers by how they ended\n"
                             "# TYPE pkv_request_success_total counter\n"));

@@ -6,10 +6,11 @@
 static const double first_bounds[] = {0.001, 0.005, 0.01, 0.02,  0.04,  0.06,  0.08, 0.1,
                                       0.25,  0.5,   0.75, 1.0,   2.5,   5.0,   7.5,  10.0,
                                       20.0,  40.0,  80.0, 160.0, 640.0, 2560.0};
-static const double gap_bounds[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,  0.3,  0.4,
-                                    0.5,  0.75,  1.0,  2.5,   5.0, 7.5,  10.0, 20.0, 40.0};
-static const double whole_bounds[] = {0.3,  0.5,  0.8,  1.0,  1.5,  2.0,   2.5,   5.0,   10.0, 15.0,
-                                      20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0};
+static const double gap_bounds[] = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,  0.3,  0.4, 0.5,
+                                    0.75, 1.0,   2.5,  5.0,   7.5, 10.0, 20.0, 40.0, 80.0};
+static const double whole_bounds[] = {0.3,  0.5,   0.8,   1.0,   1.5,   2.0,    2.5,
+                                      5.0,  10.0,  15.0,  20.0,  30.0,  40.0,   50.0,
+                                      60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0};
 static const double token_bounds[] = {1,   2,    5,    10,   20,    50,    100,   200,
                                       500, 1000, 2000, 5000, 10000, 20000, 50000, 100000};
 static const double row_bounds[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512};
@@ -39,13 +40,13 @@ static const struct {
                                BOUNDS(whole_bounds)},
     [PKV_MEASURE_DECODE] = {"request_decode_time_seconds", "First token to last",
                             BOUNDS(whole_bounds)},
-    [PKV_MEASURE_PROMPT_TOKENS] = {"request_prompt_tokens", "Prompt tokens of a request",
+    [PKV_MEASURE_PROMPT_TOKENS] = {"request_prompt_tokens", "Prompt tokens of an ended answer",
                                    BOUNDS(token_bounds)},
     [PKV_MEASURE_GENERATION_TOKENS] = {"request_generation_tokens", "Generated tokens of an answer",
                                        BOUNDS(token_bounds)},
-    [PKV_MEASURE_MAX_TOKENS] = {"request_params_max_tokens", "max_tokens of a request",
+    [PKV_MEASURE_MAX_TOKENS] = {"request_params_max_tokens", "max_tokens of an ended answer",
                                 BOUNDS(token_bounds)},
-    [PKV_MEASURE_N] = {"request_params_n", "n of a request", BOUNDS(n_bounds)},
+    [PKV_MEASURE_N] = {"request_params_n", "n of an ended request", BOUNDS(n_bounds)},
     [PKV_MEASURE_ITERATION_TOKENS] = {"iteration_tokens_total",
                                       "Prefill and decode tokens of a step", BOUNDS(token_bounds)},
     [PKV_MEASURE_DECODE_ROWS] = {"decode_rows_per_step", "Decoding rows of a step that has any",

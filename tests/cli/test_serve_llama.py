@@ -167,9 +167,39 @@ class One(ServerCase):
                      "time_to_first_token_seconds"):
             self.assertEqual(grown[name + "_count"], 2, name)
 
+    def test_metrics_of_choices(self):
+        """Answers count each on their own, a request's n once (vLLM's meanings)."""
+        before = self.server.metrics()
+        status, answer = self.server.post("/v1/completions", {
+            "prompt": PROMPTS[2], "n": 3, "max_tokens": 4, "seed": 1, "temperature": 1.0,
+            "ignore_eos": True})
+        self.assertEqual(status, 200, answer)
+        after = self.server.metrics()
+        grown = {k: after[k] - before[k] for k in before if k in after}
+        prompt = answer["usage"]["prompt_tokens"]
+        self.assertEqual(grown["prompt_tokens_total"], 3 * prompt)
+        for name, count, total in (("prompt_tokens", 3, 3 * prompt), ("params_max_tokens", 3, 12),
+                                   ("generation_tokens", 3, 12), ("params_n", 1, 3)):
+            self.assertEqual((grown["request_%s_count" % name], grown["request_%s_sum" % name]),
+                             (count, total), name)
+
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
 class Rows(unittest.TestCase):
+    def test_why_they_wait(self):
+        server = Server("--ctx", "512", "--cache", "4096", "--rows", "1")
+        fields = {"prompt": PROMPTS[0], "n_predict": 60, "ignore_eos": True}
+        threads = [threading.Thread(target=server.post, args=("/completion", fields))
+                   for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        seen = server.wait_for(lambda m: m["num_requests_waiting"] == 2, "two wait")
+        name = 'num_requests_waiting_by_reason{reason="%s"}'
+        self.assertEqual((seen[name % "capacity"], seen[name % "deferred"]), (2, 0))
+        for thread in threads:
+            thread.join(LIMIT_S)
+        self.assertEqual(server.end(), (0, ""))
+
     def test_more_requests_than_rows(self):
         """Each has the text it has alone, whatever runs beside it; /slots shows who is busy."""
         server = Server("--ctx", "256", "--cache", "4096")

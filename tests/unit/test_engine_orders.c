@@ -294,6 +294,10 @@ static void paused_beside(pkv_sched_order order, pkv_sched_policy policy) {
     }
     drive_equal(&answers[round], &alone[kinds[2]], "beside paused ones");
   }
+  pkv_engine_get_stats(&stats, engine);
+  assert_int_equal(stats.rows_paused + stats.rows_deferred, 2);
+  assert_true(stats.rows_deferred > 0);
+  assert_int_equal(stats.rows_waiting, stats.rows_deferred);
   for (int i = 0; i < 2; i++) {
     assert_int_equal(behind[i].finish, PKV_FINISH_NONE);
     pkv_engine_pause(engine, behind[i].id, 0);
