@@ -44,14 +44,17 @@ static bool all_done(const pkv_exchange *x) {
 
 static pkv_status tell_choice(pkv_exchange *x, int32_t c, pkv_piece *piece) {
   pkv_told *const told = &x->told[c];
-  if (!told->opened) PKV_TRY(pkv_reply_open(&x->out, &x->reply, c, NULL));
-  told->opened = true;
   if (x->jobs == NULL || told->ended) return PKV_OK;
   pkv_piece_clear(piece);
   PKV_TRY(pkv_loop_take(piece, &x->states[c], x->connection->server->loop, x->jobs[c / x->n],
                         c % x->n, NULL));
-  if (piece->text.size > 0 || piece->records.size > 0)
-    PKV_TRY(pkv_reply_delta(&x->out, &x->reply, c, piece, &told->parser, NULL));
+  const bool news = piece->text.size > 0 || piece->records.size > 0;
+  /* With the first text, not before: clients take the first event for the first token. */
+  if (!told->opened && (news || x->states[c].done)) {
+    PKV_TRY(pkv_reply_open(&x->out, &x->reply, c, NULL));
+    told->opened = true;
+  }
+  if (news) PKV_TRY(pkv_reply_delta(&x->out, &x->reply, c, piece, &told->parser, NULL));
   if (!x->states[c].done) return PKV_OK;
   told->ended = true;
   return pkv_reply_end(&x->out, &x->reply, c, &x->states[c], &told->parser, NULL);

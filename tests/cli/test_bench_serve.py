@@ -39,7 +39,8 @@ class Page(html.parser.HTMLParser):
 
     def handle_endtag(self, tag):
         if tag in ("svg", "table", "body", "style", "text"):
-            assert self.open.pop() == tag, tag
+            if self.open.pop() != tag:
+                raise AssertionError(tag)
 
 
 class BenchServe(unittest.TestCase):

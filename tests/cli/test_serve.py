@@ -18,7 +18,8 @@ import time
 import unittest
 import unittest.mock
 
-from serve_harness import ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, Server, ServerCase, rest, run_text
+from serve_harness import (ARGS, HAVE_MODEL, LIMIT_S, MODEL, PKV, Server, ServerCase, check, rest,
+                           run_text)
 
 
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
@@ -702,13 +703,13 @@ class SlowReaders(unittest.TestCase):
     def texts(stream):
         """Text and log-probabilities of each choice of a chunked stream."""
         head, rest = stream.split(b"\r\n\r\n", 1)
-        assert head.startswith(b"HTTP/1.1 200"), head
+        check(head.startswith(b"HTTP/1.1 200"), head)
         body = b""
         while rest:
             size, rest = rest.split(b"\r\n", 1)
             body, rest = body + rest[:int(size, 16)], rest[int(size, 16) + 2:]
         events = [e for e in body.decode().split("\n\n") if e and e != ": ping"]
-        assert events[-1] == "data: [DONE]", events[-1]
+        check(events[-1] == "data: [DONE]", events[-1])
         out = [["", []] for _ in range(2)]
         for event in events[:-1]:
             for choice in json.loads(event[6:])["choices"]:
@@ -947,14 +948,15 @@ class End(unittest.TestCase):
 @unittest.skipUnless(HAVE_MODEL, "the model is not there")
 class Modes(unittest.TestCase):
     def test_ping(self):
-        """A stream that waits for its turn says that it lives."""
+        """A stream that waits for its turn says that it lives, and nothing that a client could take
+        for its first token."""
         server = Server(*ARGS, "--rows", "1")
-        body = {"prompt": "Once upon a time", "max_tokens": 320, "temperature": 0,
-                "ignore_eos": True}
+        body = {"messages": [{"role": "user", "content": "Once upon a time"}], "max_tokens": 320,
+                "temperature": 0, "ignore_eos": True}
         got = [None] * 3
 
         def ask(i):
-            got[i] = server.request("POST", "/v1/completions",
+            got[i] = server.request("POST", "/v1/chat/completions",
                                     json.dumps(dict(body, stream=True)))[2]
 
         threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(got))]
@@ -966,10 +968,12 @@ class Modes(unittest.TestCase):
         for stream in got:
             events = [e for e in stream.decode().split("\n\n") if e and e != ": ping"]
             self.assertEqual(events[-1], "data: [DONE]")
-            texts.add("".join(json.loads(e[6:])["choices"][0]["text"] for e in events[:-1]))
+            deltas = [json.loads(e[6:])["choices"][0]["delta"] for e in events[:-1]]
+            self.assertEqual(deltas[0], {"role": "assistant", "content": ""})
+            texts.add("".join(d.get("content", "") for d in deltas))
         self.assertEqual(len(texts), 1)
-        pings = sorted(stream.count(b": ping\n\n") for stream in got)
-        self.assertGreater(pings[-1], 0)
+        longest = max(got, key=lambda stream: stream.count(b": ping\n\n"))
+        self.assertTrue(longest.startswith(b": ping\n\n"), longest[:99])
         self.assertEqual(server.end(), (0, ""))
 
     def test_keys(self):

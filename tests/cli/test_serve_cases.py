@@ -12,7 +12,7 @@ import sys
 import time
 import unittest
 
-from serve_harness import ARGS, HAVE_MODEL, Server, ServerCase, rest
+from serve_harness import ARGS, HAVE_MODEL, Server, ServerCase, check, rest
 
 MARKER = "Xyzzy-plugh-42"
 LARGEST = 1 << 20  # of a body
@@ -376,7 +376,7 @@ class Limits(unittest.TestCase, Raw):
     @classmethod
     def tearDownClass(cls):
         code, err = cls.server.end()
-        assert (code, err) == (0, ""), (code, err)
+        check((code, err) == (0, ""), (code, err))
 
     def taken(self, path, fields, code=None):
         """Not refused, or refused for the reason `code` that comes after the limit."""

@@ -13,7 +13,8 @@ import sys
 import threading
 import time
 
-PKV, MODEL = sys.argv[1], sys.argv[2]
+from serve_harness import MODEL, PKV, check
+
 ROUNDS = int(sys.argv[3]) if len(sys.argv) > 3 else 6
 SEED = int(sys.argv[4]) if len(sys.argv) > 4 else 1
 LIMIT_S = 120
@@ -58,7 +59,7 @@ def one_round(pick, port):
                                "--drain-timeout", "600"], stderr=subprocess.PIPE,
                               stdin=subprocess.DEVNULL)
     line = server.stderr.readline().decode()
-    assert "listening on" in line, line + server.stderr.read().decode()
+    check("listening on" in line, lambda: line + server.stderr.read().decode())
     results = {}
     wait = pick.random() * 1.2
     early = pick.random() < 0.3  # while the model is loaded
@@ -72,14 +73,14 @@ def one_round(pick, port):
     log = server.communicate(timeout=LIMIT_S)[1].decode()
     for thread in threads:
         thread.join(LIMIT_S)
-        assert not thread.is_alive(), "a client still waits"
+        check(not thread.is_alive(), "a client still waits")
     words = sorted(results.values())
     if number == signal.SIGTERM:
         # What had begun is finished; what came later is refused, or finds nobody.
-        assert server.returncode == 0, (server.returncode, log)
-        assert " error " not in log and " warn " not in log and "anitizer" not in log, log
+        check(server.returncode == 0, (server.returncode, log))
+        check(" error " not in log and " warn " not in log and "anitizer" not in log, log)
     else:
-        assert server.returncode == -signal.SIGKILL, (server.returncode, log)
+        check(server.returncode == -signal.SIGKILL, (server.returncode, log))
     return signal.Signals(number).name, words
 
 
@@ -95,7 +96,7 @@ def main():
             seen[name, word] = seen.get((name, word), 0) + 1
     print("%d rounds: %s" % (ROUNDS, seen))
     if ROUNDS >= 20:
-        assert seen.get(("SIGTERM", "whole"), 0) > 0 and seen.get(("SIGKILL", "cut"), 0) > 0, seen
+        check(seen.get(("SIGTERM", "whole"), 0) > 0 and seen.get(("SIGKILL", "cut"), 0) > 0, seen)
 
 
 if __name__ == "__main__":
