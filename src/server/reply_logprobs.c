@@ -2,51 +2,62 @@
 #include "server/reply_logprobs.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
+#include "base/status.h"
+#include "base/text.h"
 #include "server/json_out.h"
 
-/* A token's bytes as text: what is no UTF-8 becomes U+FFFD, or \xHH behind "bytes:" where only the
- * string says what the token is. */
-#define TOKEN_BYTES 512
-
+/* A token's bytes, whole, and as text: what is no UTF-8 becomes U+FFFD, or \xHH behind "bytes:"
+ * where only the string says what the token is. */
 typedef struct token_text {
-  const char *bytes;
-  size_t count;
-  char text[4 * TOKEN_BYTES + 8];
+  const char *bytes, *text;
+  size_t count, text_count;
+  pkv_buffer made; /* the text, where it is not the bytes themselves */
 } token_text;
 
-static void read_token(token_text *out, const pkv_reply *reply, int32_t token, bool escape) {
-  size_t used = 0;
-  out->bytes = "";
-  out->count = 0;
-  if (pkv_token_text(&out->bytes, &out->count, reply->model, token, 1, NULL) != PKV_OK)
-    out->count = 0;
-  if (out->count > TOKEN_BYTES) out->count = TOKEN_BYTES;
-  if (pkv_utf8_valid(out->bytes, out->count)) {
-    memcpy(out->text, out->bytes, out->count);
-    out->text[out->count] = '\0';
-    return;
+/* From `at` on: a whole character's bytes, or 0. */
+static size_t character(const token_text *t, size_t at) {
+  for (size_t n = 1; n <= 4 && at + n <= t->count; n++)
+    if (pkv_utf8_valid(t->bytes + at, n)) return n;
+  return 0;
+}
+
+static pkv_status make_text(token_text *t, bool escape) {
+  if (escape) PKV_TRY(pkv_buffer_append(&t->made, "bytes:", 6, NULL));
+  for (size_t i = 0; i < t->count;) {
+    const size_t n = escape ? 0 : character(t, i);
+    if (n > 0)
+      PKV_TRY(pkv_buffer_append(&t->made, t->bytes + i, n, NULL));
+    else if (escape)
+      PKV_TRY(pkv_buffer_printf(&t->made, NULL, "\\x%02x", (unsigned)(unsigned char)t->bytes[i]));
+    else
+      PKV_TRY(pkv_buffer_append(&t->made, "\xef\xbf\xbd", 3, NULL));
+    i += n > 0 ? n : 1;
   }
-  if (escape) used = (size_t)snprintf(out->text, sizeof out->text, "bytes:");
-  for (size_t i = 0; i < out->count;) {
-    size_t n = 1;
-    while (n <= 4 && i + n <= out->count && !pkv_utf8_valid(out->bytes + i, n))
-      n++;
-    if (n <= 4 && i + n <= out->count && !escape) {
-      memcpy(out->text + used, out->bytes + i, n);
-      used += n;
-      i += n;
-    } else {
-      const int put = escape ? snprintf(out->text + used, sizeof out->text - used, "\\x%02x",
-                                        (unsigned)(unsigned char)out->bytes[i])
-                             : snprintf(out->text + used, sizeof out->text - used, "\xef\xbf\xbd");
-      used += put > 0 ? (size_t)put : 0;
-      i++;
-    }
+  t->text = t->made.data;
+  t->text_count = t->made.size;
+  return PKV_OK;
+}
+
+/* Without memory the text is NULL, and so is what JSON makes of it. Release it afterwards. */
+static void read_token(token_text *t, const pkv_reply *reply, int32_t token, bool escape) {
+  *t = (token_text){.bytes = ""};
+  pkv_buffer_init(&t->made, SIZE_MAX, NULL);
+  if (pkv_token_text(&t->bytes, &t->count, reply->model, token, 1, NULL) != PKV_OK) t->count = 0;
+  if (pkv_utf8_valid(t->bytes, t->count)) {
+    t->text = t->bytes;
+    t->text_count = t->count;
+  } else if (make_text(t, escape) != PKV_OK) {
+    t->text = NULL;
   }
-  out->text[used] = '\0';
+}
+
+static void release_token(token_text *t) {
+  pkv_buffer_deinit(&t->made);
+}
+
+static json_t *text_json(const token_text *t) {
+  return t->text == NULL ? NULL : json_stringn(t->text, t->text_count);
 }
 
 static json_t *bytes_json(const token_text *t) {
@@ -62,11 +73,20 @@ static json_t *number_json(float logprob) {
   return json_real(logprob < -9999.0f ? -9999.0 : (double)logprob);
 }
 
+static void set_top(json_t **top, const token_text *t, float logprob) {
+  json_t *const number = number_json(logprob);
+  if (t->text != NULL && json_object_setn_new(*top, t->text, t->text_count, number) == 0) return;
+  if (t->text == NULL) json_decref(number);
+  json_decref(*top);
+  *top = NULL;
+}
+
 static json_t *entry_json(const pkv_reply *reply, int32_t token, float logprob, bool id) {
   token_text t;
   read_token(&t, reply, token, false);
-  json_t *entry = json_pack("{s:s, s:o, s:o}", "token", t.text, "logprob", number_json(logprob),
-                            "bytes", bytes_json(&t));
+  json_t *entry = json_pack("{s:o, s:o, s:o}", "token", text_json(&t), "logprob",
+                            number_json(logprob), "bytes", bytes_json(&t));
+  release_token(&t);
   if (id) pkv_json_set(&entry, "id", json_integer(token));
   return entry;
 }
@@ -103,13 +123,15 @@ json_t *pkv_logprobs_legacy(const pkv_reply *reply, const pkv_piece *piece) {
   for (size_t i = 0; i < count; i++) {
     token_text t;
     read_token(&t, reply, all[i].token, true);
-    pkv_json_add(&tokens, json_string(t.text));
+    pkv_json_add(&tokens, text_json(&t));
+    release_token(&t);
     pkv_json_add(&probs, number_json(all[i].logprob));
     pkv_json_add(&offsets, json_integer((json_int_t)all[i].text_at));
     json_t *top = isnan(all[i].logprob) ? json_null() : json_object();
     for (int32_t j = 0; j < all[i].top_count && json_is_object(top); j++) {
       read_token(&t, reply, all[i].top[j].token, true);
-      pkv_json_set(&top, t.text, number_json(all[i].top[j].logprob));
+      set_top(&top, &t, all[i].top[j].logprob);
+      release_token(&t);
     }
     pkv_json_add(&tops, top);
   }
