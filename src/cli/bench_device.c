@@ -653,7 +653,7 @@ pkv_status bench_device_run(bench_frame *frame, pkv_error *err) {
   b.pool.limit = frame->o->memory_mib > 0 ? (int64_t)frame->o->memory_mib << 20
                                           : b.meter->info.free_bytes / 4 * 3;
   list_contenders(&b);
-  if (frame->rows == NULL) bench_device_head(&frame->run);
+  if (!frame->o->json) bench_device_head(&frame->run);
   status = run_cells(&b, err);
   pkv_device_free(b.meter->executor, b.pool.memory);
   pkv_meter_destroy(b.meter);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/bench_figures.h"
+#include "base/json_memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -35,9 +36,9 @@ void bench_figures_row(const bench_figure *figure) {
 }
 
 json_t *bench_figures_json(const bench_figure *figure) {
-  json_t *const samples = json_array();
+  json_t *samples = json_array();
   for (int32_t i = 0; i < figure->count; i++)
-    (void)json_array_append_new(samples, json_real(figure->sample[i]));
+    pkv_json_add(&samples, json_real(figure->sample[i]));
   return json_pack("{s:s, s:s, s:f, s:f, s:f, s:o}", "cell", figure->cell, "unit", figure->unit,
                    "min", bench_figure_quantile(figure, 0.0), "median",
                    bench_figure_quantile(figure, 0.5), "max", bench_figure_quantile(figure, 1.0),

@@ -5,6 +5,7 @@
 #include <sys/utsname.h>
 
 #include "base/cpu.h"
+#include "base/json_memory.h"
 
 #define RAW_BYTES ((size_t)4 << 20)
 #define HEAD                                                                                       \
@@ -165,12 +166,12 @@ json_t *bench_json_row(const bench_result *r) {
                 {"limit_us", r->limit_us > 0 ? r->limit_us : -1}};
   json_t *row = json_pack("{s:s, s:s}", "cell", r->cell, "route", r->route);
   for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-    (void)json_object_set_new(row, fields[i].name, number(fields[i].value));
-  if (r->threads > 0) (void)json_object_set_new(row, "threads", json_integer(r->threads));
+    pkv_json_set(&row, fields[i].name, number(fields[i].value));
+  if (r->threads > 0) pkv_json_set(&row, "threads", json_integer(r->threads));
   for (size_t i = 0; i < sizeof cpu / sizeof *cpu && r->threads > 0; i++)
-    (void)json_object_set_new(row, cpu[i].name, number(cpu[i].value));
+    pkv_json_set(&row, cpu[i].name, number(cpu[i].value));
   for (size_t i = 0; i < sizeof device / sizeof *device && r->threads == 0; i++)
-    (void)json_object_set_new(row, device[i].name, number(device[i].value));
+    pkv_json_set(&row, device[i].name, number(device[i].value));
   return row;
 }
 

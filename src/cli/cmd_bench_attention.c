@@ -18,6 +18,7 @@
 
 #include "base/clock.h"
 #include "base/cpu.h"
+#include "base/json_memory.h"
 #include "base/rng.h"
 #include "base/sort.h"
 #include "base/text.h"
@@ -453,13 +454,13 @@ static pkv_status measure_step(bench *b, scratch *s, const bench_batch *batch,
 }
 
 pkv_status bench_report(bench_frame *frame, const bench_result *result, pkv_error *err) {
-  if (frame->rows != NULL)
-    (void)json_array_append_new(frame->rows, bench_json_row(result));
+  if (frame->o->json)
+    pkv_json_add(&frame->rows, bench_json_row(result));
   else if (frame->o->device)
     bench_device_row(result);
   else
     bench_table_row(result);
-  if (frame->rows == NULL && result->nodes > 0) bench_table_sharing(result);
+  if (!frame->o->json && result->nodes > 0) bench_table_sharing(result);
   PKV_CHECK(err, frame->csv == NULL || bench_csv_row(frame->csv, &frame->run, result), PKV_E_IO,
             "cannot write %s", frame->o->csv);
   return PKV_OK;
@@ -598,7 +599,7 @@ static pkv_status run_on_cpu(bench_frame *frame, bench *b, pkv_error *err) {
     pkv_executor_destroy(executor);
     status = open_store(b, err);
   }
-  if (status == PKV_OK && b->frame.rows == NULL) bench_table_head(&b->frame.run);
+  if (status == PKV_OK && !b->o->json) bench_table_head(&b->frame.run);
   if (status == PKV_OK) status = run_cells(b, err);
   bench_store_deinit(&b->store);
   *frame = b->frame;
@@ -609,7 +610,7 @@ static int finish(bench_frame *frame, pkv_status status, const pkv_error *err) {
   int code = PKV_EXIT_OK;
   if (status != PKV_OK)
     code = pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(frame->cli, err);
-  else if (frame->rows != NULL)
+  else if (frame->o->json)
     code =
         pkv_cli_json(frame->cli, json_pack("{s:s, s:s, s:s, s:s, s:i, s:O}", "commit",
                                            frame->run.commit, "device", frame->run.device, "driver",

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/json_memory.h"
 #include "base/status.h"
 #include "base/text.h"
 #include "cli/bench_decode.h"
@@ -115,8 +116,8 @@ static bool parse_list(int_list *out, const char *text, int32_t highest, bool no
 }
 
 static pkv_status give(bench_model *b, const bench_figure *figure, pkv_error *err) {
-  if (b->rows != NULL)
-    (void)json_array_append_new(b->rows, bench_figures_json(figure));
+  if (b->o->json)
+    pkv_json_add(&b->rows, bench_figures_json(figure));
   else if (!b->o->llama)
     bench_figures_row(figure);
   PKV_CHECK(err, b->csv == NULL || bench_figures_csv(b->csv, &b->run, figure), PKV_E_IO,
@@ -207,7 +208,7 @@ static pkv_status work(bench_model *b, pkv_error *err) {
   PKV_TRY(open_model(b, err));
   if (b->o->llama)
     bench_llama_head();
-  else if (b->rows == NULL)
+  else if (!b->o->json)
     bench_figures_head(&b->run);
   PKV_TRY(run_start(b, err));
   PKV_TRY(run_single(b, err));
@@ -241,7 +242,7 @@ static int finish(bench_model *b, pkv_status status, const pkv_error *err) {
   const double peak = bench_peak_memory();
   if (status != PKV_OK) {
     code = pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(b->cli, err);
-  } else if (b->rows != NULL) {
+  } else if (b->o->json) {
     code = pkv_cli_json(
         b->cli, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:s, s:s, s:f, s:i, s:O}", "commit",
                           b->run.run.commit, "date", b->run.date, "device", b->run.run.device,

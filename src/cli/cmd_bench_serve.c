@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json_memory.h"
 #include "base/status.h"
 #include "cli/bench_figures.h"
 #include "cli/bench_serve.h"
@@ -161,7 +162,7 @@ static pkv_status work(bench_serve *b, pkv_error *err) {
   PKV_TRY(pkv_model_open_named(&b->model, b->o->model, &model_options, err));
   PKV_TRY(open_csv(b, err));
   if (b->o->report != NULL) PKV_TRY(bench_report_open(&b->report, b->o->report, err));
-  if (b->rows == NULL)
+  if (!b->o->json)
     (void)printf("%-16s %8s %9s %7s  %23s  %15s  %7s  %5s %8s %7s\n%-16s %8s %9s %7s  %7s %7s %7s  "
                  "%7s %7s  %7s  %5s %8s %7s\n",
                  "", "", "", "good", "first token, ms", "a token, ms", "gap, ms", "", "KV MB",
@@ -174,10 +175,10 @@ static pkv_status work(bench_serve *b, pkv_error *err) {
       const bench_schedule *const s = &b->schedules[at];
       bench_outcome *const r = &b->outcomes[at];
       PKV_TRY(bench_serve_run(r, b->model, &b->engine, s, &b->workload, err));
-      if (b->rows == NULL)
+      if (!b->o->json)
         print_row(s, r);
       else
-        (void)json_array_append_new(b->rows, row_json(s, r));
+        pkv_json_add(&b->rows, row_json(s, r));
       PKV_TRY(write_csv(b, s, r, repeat, err));
     }
   }
@@ -200,7 +201,7 @@ static int run_all(bench_serve *b) {
     json_decref(b->rows);
     return pkv_cli_interrupted() ? PKV_EXIT_INTERRUPTED : pkv_cli_fail(b->cli, &err);
   }
-  return b->rows != NULL ? pkv_cli_json(b->cli, b->rows) : PKV_EXIT_OK;
+  return o->json ? pkv_cli_json(b->cli, b->rows) : PKV_EXIT_OK;
 }
 
 static int run(const pkv_cli *cli, const void *opaque) {

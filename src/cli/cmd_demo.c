@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/json_memory.h"
 #include "base/sort.h"
 #include "cli/bench_figures.h"
 #include "cli/commands.h"
@@ -360,41 +361,40 @@ static pkv_status write_report(demo *d, pkv_error *err) {
 }
 
 static json_t *schedules_json(const demo *d) {
-  json_t *const list = json_array();
+  json_t *list = json_array();
   for (int32_t i = 0; i < d->schedule_count; i++) {
     const bench_outcome *const r = &d->outcomes[i];
-    (void)json_array_append_new(
-        list, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I}", "schedule",
-                        d->schedules[i].name, "seconds", r->seconds, "tokens_per_s",
-                        r->tokens_per_s, "first_token_ms_p50", r->ttft.p50, "first_token_ms_p90",
-                        r->ttft.p90, "decode_rows", r->mean_rows, "kv_mb_a_token", r->kv_mb_a_token,
-                        "prompt_reused", r->reused, "prefill_tokens", (json_int_t)r->prefill_tokens,
-                        "preemptions", (json_int_t)r->preemptions));
+    pkv_json_add(&list, json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:I, s:I}", "schedule",
+                                  d->schedules[i].name, "seconds", r->seconds, "tokens_per_s",
+                                  r->tokens_per_s, "first_token_ms_p50", r->ttft.p50,
+                                  "first_token_ms_p90", r->ttft.p90, "decode_rows", r->mean_rows,
+                                  "kv_mb_a_token", r->kv_mb_a_token, "prompt_reused", r->reused,
+                                  "prefill_tokens", (json_int_t)r->prefill_tokens, "preemptions",
+                                  (json_int_t)r->preemptions));
   }
   return list;
 }
 
 static json_t *answers_json(const demo *d) {
-  json_t *const list = json_array();
+  json_t *list = json_array();
   for (int i = 0; i < d->count; i++) {
     const demo_answer *const a = &d->answers[i];
-    (void)json_array_append_new(
-        list,
-        json_pack("{s:s, s:s, s:s%, s:s, s:i, s:i, s:f}", "document", d->requests[i].document,
-                  "question", d->requests[i].question, "text",
-                  a->stream.text.size > 0 ? a->stream.text.data : "", a->stream.text.size, "finish",
-                  pkv_finish_text(a->finish), "prompt_tokens", (int)d->requests[i].prompt.count,
-                  "generated_tokens", (int)a->tokens, "first_token_s", a->first_s));
+    pkv_json_add(&list, json_pack("{s:s, s:s, s:s%, s:s, s:i, s:i, s:f}", "document",
+                                  d->requests[i].document, "question", d->requests[i].question,
+                                  "text", a->stream.text.size > 0 ? a->stream.text.data : "",
+                                  a->stream.text.size, "finish", pkv_finish_text(a->finish),
+                                  "prompt_tokens", (int)d->requests[i].prompt.count,
+                                  "generated_tokens", (int)a->tokens, "first_token_s", a->first_s));
   }
   return list;
 }
 
 static int print_json(const demo *d) {
   const pkv_engine_stats s = d->stats;
-  json_t *const routes = json_object();
+  json_t *routes = json_object();
   for (int r = PKV_ROUTE_BUCKET_EXACT; r <= PKV_ROUTE_SHARED; r++)
-    (void)json_object_set_new(routes, pkv_route_name((pkv_route)r),
-                              json_real(per((double)s.kv_bytes_route[r], (double)s.decode_tokens)));
+    pkv_json_set(&routes, pkv_route_name((pkv_route)r),
+                 json_real(per((double)s.kv_bytes_route[r], (double)s.decode_tokens)));
   return pkv_cli_json(
       d->cli,
       json_pack("{s:i, s:i, s:I, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:I, s:I, s:I, s:I, s:I, "

@@ -14,6 +14,7 @@
 
 #include "base/cpu.h"
 #include "base/env.h"
+#include "base/json_memory.h"
 #include "cli/prompt_text.h"
 
 typedef struct doctor_options {
@@ -47,9 +48,8 @@ static void add(report *r, const char *section, const char *name, check_state st
   (void)vsnprintf(text, sizeof text, format, args);
   va_end(args);
   if (state == CHECK_MISSING) r->missing++;
-  (void)json_array_append_new(r->checks,
-                              json_pack("{s:s, s:s, s:s, s:s%}", "section", section, "name", name,
-                                        "state", state_names[state], "text", text, strlen(text)));
+  pkv_json_add(&r->checks, json_pack("{s:s, s:s, s:s, s:s%}", "section", section, "name", name,
+                                     "state", state_names[state], "text", text, strlen(text)));
 }
 
 /* First line of a small file without its newline; false when it cannot be read. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/json_memory.h"
 #include "cli/commands.h"
 #include "cli/prompt_text.h"
 #include "server/text_stream.h"
@@ -138,14 +139,16 @@ static pkv_status submit(run_state *s, int64_t *id, pkv_error *err) {
 }
 
 static json_t *event_json(const pkv_event *event) {
-  json_t *const object = json_pack("{s:i}", "id", (int)event->token);
-  if (isnan(event->logprob)) return object;
-  (void)json_object_set_new(object, "logprob", json_real((double)event->logprob));
-  json_t *const top = json_array();
+  json_t *object = json_pack("{s:i}", "id", (int)event->token), *top = json_array();
   for (int32_t i = 0; i < event->top_count; i++)
-    (void)json_array_append_new(top, json_pack("{s:i, s:f}", "id", (int)event->top[i].token,
-                                               "logprob", (double)event->top[i].logprob));
-  (void)json_object_set_new(object, "top", top);
+    pkv_json_add(&top, json_pack("{s:i, s:f}", "id", (int)event->top[i].token, "logprob",
+                                 (double)event->top[i].logprob));
+  if (isnan(event->logprob)) {
+    json_decref(top);
+    return object;
+  }
+  pkv_json_set(&object, "logprob", json_real((double)event->logprob));
+  pkv_json_set(&object, "top", top);
   return object;
 }
 
@@ -156,7 +159,7 @@ static pkv_status take_event(run_state *s, const pkv_event *event, pkv_error *er
     /* The end token itself is no text of the answer. */
     if (event->finish != PKV_FINISH_STOP)
       PKV_TRY(pkv_text_stream_token(&s->stream, event->token, err));
-    if (s->options->json) (void)json_array_append_new(s->generated, event_json(event));
+    if (s->options->json) pkv_json_add(&s->generated, event_json(event));
   }
   if (event->finish != PKV_FINISH_NONE) PKV_TRY(pkv_text_stream_end(&s->stream, err));
   if (s->options->json) return PKV_OK;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/json_memory.h"
 #include "base/text.h"
 #include "cli/prompt_text.h"
 #include "pkv/engine.h"
@@ -124,32 +125,30 @@ static pkv_status print_plain(tokenize_state *s, pkv_error *err) {
 /* A string, or an array of byte values where the piece alone is no UTF-8. */
 static json_t *piece_json(const char *piece, size_t bytes) {
   if (pkv_utf8_valid(piece, bytes)) return json_stringn(piece, bytes);
-  json_t *const array = json_array();
+  json_t *array = json_array();
   for (size_t i = 0; i < bytes; i++)
-    (void)json_array_append_new(array, json_integer((unsigned char)piece[i]));
+    pkv_json_add(&array, json_integer((unsigned char)piece[i]));
   return array;
 }
 
 /* {count}, with ids, or with tokens [{id, piece}]. NULL when memory ran out. */
 static json_t *result_json(const tokenize_state *s) {
   const tokenize_options *const o = s->options;
-  json_t *const object = json_pack("{s:I}", "count", (json_int_t)s->tokens.count);
-  if (o->count || object == NULL) return object;
-  json_t *const list = json_array();
-  int failed = list == NULL;
-  for (size_t i = 0; i < s->tokens.count && !failed; i++) {
+  json_t *object = json_pack("{s:I}", "count", (json_int_t)s->tokens.count), *list = json_array();
+  for (size_t i = 0; i < s->tokens.count && !o->count; i++) {
     const int32_t id = s->tokens.ids[i];
     const char *piece = "";
     size_t bytes = 0;
     if (o->pieces && pkv_token_text(&piece, &bytes, s->model, id, 1, NULL) != PKV_OK) bytes = 0;
-    failed = json_array_append_new(
-        list, o->pieces ? json_pack("{s:i, s:o}", "id", (int)id, "piece", piece_json(piece, bytes))
-                        : json_integer(id));
+    pkv_json_add(
+        &list, o->pieces ? json_pack("{s:i, s:o}", "id", (int)id, "piece", piece_json(piece, bytes))
+                         : json_integer(id));
   }
-  failed |= json_object_set_new(object, o->pieces ? "tokens" : "ids", list);
-  if (!failed) return object;
-  json_decref(object);
-  return NULL;
+  if (o->count)
+    json_decref(list);
+  else
+    pkv_json_set(&object, o->pieces ? "tokens" : "ids", list);
+  return object;
 }
 
 static int run(const pkv_cli *cli, const void *opaque) {

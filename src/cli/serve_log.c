@@ -12,6 +12,7 @@
 
 #include <jansson.h>
 
+#include "base/json_memory.h"
 #include "base/text.h"
 
 #define LINE_BYTES 8192
@@ -116,7 +117,7 @@ void pkv_serve_log_line(void *user, pkv_log_level level, const char *room, const
 }
 
 static json_t *access_json(const pkv_access *a, const char *time) {
-  json_t *const record = json_pack(
+  json_t *record = json_pack(
       "{s:s, s:s, s:s, s:s, s:s, s:s, s:s, s:i, s:i, s:b, s:b, s:f, s:i, s:i, s:i, s:s}", "time",
       time, "level", level_names[a->probe ? PKV_LOG_DEBUG : PKV_LOG_INFO], "room", "request", "id",
       a->id, "client", a->client, "method", a->method, "path", a->path, "key", (int)a->key,
@@ -124,8 +125,8 @@ static json_t *access_json(const pkv_access *a, const char *time) {
       a->seconds, "prompt_tokens", (int)a->prompt_tokens, "cached_tokens", (int)a->cached_tokens,
       "generated_tokens", (int)a->generated_tokens, "finish", a->finish);
   if (record == NULL || a->ttft < 0.0) return record;
-  (void)json_object_set_new(record, "queue_seconds", json_real(a->queue));
-  (void)json_object_set_new(record, "ttft_seconds", json_real(a->ttft));
+  pkv_json_set(&record, "queue_seconds", json_real(a->queue));
+  pkv_json_set(&record, "ttft_seconds", json_real(a->ttft));
   return record;
 }
 
