@@ -22,9 +22,10 @@
 #ifndef PKV_BODY_BYTES /* --max-body */
 #define PKV_BODY_BYTES 8388608
 #endif
-#ifndef PKV_BODY_CHUNKS /* of a chunked body; more only where they have a KiB each, on average */
+#ifndef PKV_BODY_CHUNKS /* of a chunked body; more only of PKV_CHUNK_BYTES each, on average */
 #define PKV_BODY_CHUNKS 65536
 #endif
+#define PKV_CHUNK_BYTES 1024
 #ifndef PKV_HEADER_S /* --header-timeout */
 #define PKV_HEADER_S 10
 #endif

@@ -421,7 +421,7 @@ static enum MHD_Result take_head(pkv_exchange *x, const char *url, const char *m
 /* libmicrohttpd gives a chunk, or what came of it, at a time: work for each, however small. */
 static bool too_many_chunks(pkv_exchange *x) {
   if (header_of(x, MHD_HTTP_HEADER_CONTENT_LENGTH) != NULL) return false;
-  return ++x->pieces > PKV_BODY_CHUNKS && x->pieces > x->body.size / 1024;
+  return ++x->pieces > PKV_BODY_CHUNKS && x->pieces > x->body.size / PKV_CHUNK_BYTES;
 }
 
 static enum MHD_Result take_body(pkv_exchange *x, const char *data, size_t *data_size) {
@@ -443,7 +443,8 @@ static enum MHD_Result answer(pkv_exchange *x) {
     pkv_api_error error;
     if (x->too_many)
       (void)pkv_api_refuse(&error, 413, "too_many_chunks", "",
-                           "the body may have %d chunks, or more of a KiB each", PKV_BODY_CHUNKS);
+                           "the body came in more than %d chunks, of less than %d bytes on average",
+                           PKV_BODY_CHUNKS, PKV_CHUNK_BYTES);
     else
       (void)pkv_api_refuse(&error, 413, "body_too_large", "", "the body may have %lld bytes",
                            (long long)server->options->max_body);
