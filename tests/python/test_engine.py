@@ -111,6 +111,89 @@ def test_logprobs_echo_bias(engine):
     assert other.choices[0].tokens[0].token != banned
 
 
+def draw_settings(draw):
+    """Settings of one request, each option with some chance."""
+    chances = {
+        "top_k": lambda: draw.randint(1, 80),
+        "top_p": lambda: draw.uniform(0.5, 1.0),
+        "min_p": lambda: draw.uniform(0.0, 0.2),
+        "repetition_penalty": lambda: draw.uniform(0.9, 1.4),
+        "presence_penalty": lambda: draw.uniform(-1.0, 1.5),
+        "frequency_penalty": lambda: draw.uniform(-1.0, 1.5),
+        "logit_bias": lambda: {draw.randrange(49152): draw.uniform(-100.0, 8.0) for _ in range(4)},
+        "stop": lambda: draw.sample([" the", ". ", "ing", "\n", "e a", " \u00e9"], 2),
+        "min_tokens": lambda: draw.randint(1, 6),
+        "ignore_end": lambda: draw.random() < 0.5,
+        "top_logprobs": lambda: draw.randint(1, 20),
+        "n": lambda: draw.randint(2, 3),
+        "cache_salt": lambda: draw.randint(0, 1),
+        "priority": lambda: draw.randint(0, 2),
+    }
+    settings = {name: make() for name, make in chances.items() if draw.random() < 0.3}
+    settings.update(max_tokens=draw.randint(12, 24), seed=draw.randrange(2**40))
+    settings["temperature"] = draw.choice([0.0, 0.7, 1.3])
+    kind = draw.random()
+    if kind < 0.2:
+        settings["grammar"] = 'root ::= [a-z]{2,9} (", " [a-z]{2,9}){1,3} "."'
+    elif kind < 0.3:
+        settings["schema"] = {"type": "object", "properties": {"far": {"type": "boolean"}}}
+    if kind < 0.3:
+        settings.pop("min_tokens", None)
+    return settings
+
+
+def ask_all(engine, cases, together):
+    """Completions of all cases; together: from threads, every third one as a stream."""
+    got = [None] * len(cases)
+
+    def ask(i):
+        call, prompt, settings = cases[i]
+        if together and i % 3 == 0 and settings.get("n", 1) == 1:
+            stream = engine.stream if call == "generate" else engine.stream_chat
+            pieces = list(stream(prompt, **settings))
+            tokens = tuple(p.token for p in pieces if p.token is not None)
+            got[i] = [("".join(p.text for p in pieces), tokens, pieces[-1].finish_reason)]
+        else:
+            done = getattr(engine, call)(prompt, **settings)
+            got[i] = [(c.text, c.tokens, c.finish_reason) for c in done.choices]
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(cases))]
+    for thread in threads:
+        thread.start()
+        if not together:
+            thread.join()
+    for thread in threads:
+        thread.join()
+    return got
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "fp8"])
+def test_same_answers_in_any_engine(kv_dtype):
+    """Alone and cold, among others, in chunks, preempted, warm: equal to the last log-probability.
+    (The engine's own test draws many more: tests/unit/test_engine_matrix.c.)"""
+    draw = random.Random(kv_dtype)
+    shared = "You are a guide to the harbour and the river. " * 6
+    cases = []
+    for i in range(12):
+        text = (shared if i % 2 else "") + f"Case {i}: tell of the {draw.choice(['sea', 'hill'])}."
+        chat = [{"role": "user", "content": text}]
+        settings = draw_settings(draw)
+        cases.append(("chat", chat, settings) if i % 4 == 3 else ("generate", text, settings))
+    with make(kv_dtype=kv_dtype, prefix_sharing=0, prefix_cache=0) as engine:
+        want = ask_all(engine, cases, together=False)
+    preemptions = cached = 0
+    for order, admission in (("tree", "marginal"), ("lpm", "always")):
+        with make(kv_dtype=kv_dtype, order=order, admission=admission, prefill_chunk=24,
+                  cache_tokens=draw.randint(176, 224), max_seq_len=160, page_tokens=4) as engine:
+            for _ in range(2):  # the second time warm
+                got = ask_all(engine, cases, together=True)
+                for i, case in enumerate(cases):
+                    assert got[i] == want[i], (order, case)
+            preemptions += engine.stats["preemptions"]
+            cached += engine.stats["prompt_tokens_reused"]
+    assert preemptions > 0 and cached > 0
+
+
 def test_chat_and_constraints(engine):
     messages = [{"role": "user", "content": "Name a colour, as JSON."}]
     schema = {
