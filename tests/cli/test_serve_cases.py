@@ -9,6 +9,7 @@ import os
 import re
 import statistics
 import sys
+import tempfile
 import time
 import unittest
 
@@ -478,6 +479,8 @@ class Limits(unittest.TestCase, Raw):
                 ("/v1/completions", dict(good, min_tokens=9, max_tokens=8), "min_tokens"),
                 ("/v1/completions", dict(good, best_of=2), "best_of"),
                 ("/v1/completions", dict(good, json_schema=large), "json_schema"),
+                ("/v1/completions", dict(good, response_format={
+                    "type": "json_schema", "json_schema": {"schema": large}}), "response_format"),
                 ("/v1/completions", dict(good, stream_options=3, stream=True), "stream_options"),
                 ("/v1/chat/completions", dict(GREEDY, messages=turn, echo=True), "echo"),
                 ("/v1/chat/completions", dict(GREEDY, messages=turn, model=3), "model"),
@@ -536,6 +539,39 @@ class Named(unittest.TestCase):
             self.assertRegex(line, r"^(#|\w)")
         self.assertEqual(json.loads(server.request("GET", "/v1/models")[2])["data"][0]["id"], name)
         self.assertEqual(server.end(), (0, ""))
+
+
+class Small(unittest.TestCase):
+    """A model of a few bytes, whose template refuses every conversation."""
+
+    def test_refusals(self):
+        root = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+        path = os.path.join(root, "fuzz", "corpus", "model", "good_chat")
+        old = b"{% for m in messages %}<|im_start|>{{ m.role }}{% endfor %}"
+        new = b"{{ raise_exception('such turns are not for me') }}".ljust(len(old))
+        with open(path, "rb") as file:
+            model = file.read()
+        self.assertEqual(model.count(old), 1)
+        turns = [{"role": "user", "content": "a"}]
+        large = {"type": "object", "description": "a" * (1 << 20)}
+        with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+            file.write(model.replace(old, new))
+            file.flush()
+            server = Server(model=file.name)
+            for route, fields, code, words in (
+                    ("/v1/chat/completions", {"messages": turns}, "invalid_value",
+                     "such turns are not for me"),
+                    ("/apply-template", {"messages": turns}, "invalid_value",
+                     "such turns are not for me"),
+                    ("/tokenize", {"messages": turns}, "invalid_value",
+                     "such turns are not for me"),
+                    ("/v1/completions", {"prompt": "a", "response_format": {
+                        "type": "json_schema", "json_schema": {"schema": large}}}, "out_of_range",
+                     "is too large")):
+                status, answer = server.post(route, fields)
+                self.assertEqual((status, answer["error"]["code"]), (400, code), answer)
+                self.assertIn(words, answer["error"]["message"])
+            self.assertEqual(server.end(), (0, ""))
 
 
 if __name__ == "__main__":
