@@ -272,6 +272,49 @@ static void test_more_files(void **state) {
   }
 }
 
+static pkv_status open_copy(const copy *c, const char *part) {
+  pkv_error err = {0};
+  pkv_model *model = NULL;
+  const pkv_status status = pkv_model_open(&model, c->path, NULL, &err);
+  pkv_model_close(model);
+  if (status != PKV_OK && strstr(err.text, part) == NULL) fail_msg("\"%s\"", err.text);
+  return status;
+}
+
+/* A config.json of 4 MiB, and of one byte more; an index that names 1,024 files, and one more. */
+static void test_sizes(void **state) {
+  copy c;
+  pkv_buffer good;
+  const size_t most = (size_t)4 << 20;
+  (void)state;
+  copy_make(&c, FOLDERS "qwen3");
+  read_file(&good, c.path, CONFIG);
+  char *const text = malloc(most + 1);
+  memset(text, ' ', most + 1);
+  memcpy(text, good.data, good.size);
+  pkv_buffer_deinit(&good);
+  write_file(&c, CONFIG, text, most);
+  assert_int_equal(open_copy(&c, ""), PKV_OK);
+  write_file(&c, CONFIG, text, most + 1);
+  assert_int_equal(open_copy(&c, "config.json"), PKV_E_LIMIT);
+  copy_drop(&c);
+  for (int files = 1024; files <= 1025; files++) {
+    copy_make(&c, FOLDERS "llama3");
+    size_t at = (size_t)snprintf(text, most, "{\"weight_map\":{");
+    for (int i = 0; i < files; i++)
+      at +=
+          (size_t)snprintf(text + at, most - at, "%s\"%d\":\"%d.safetensors\"", i ? "," : "", i, i);
+    at += (size_t)snprintf(text + at, most - at, "}}");
+    write_file(&c, "model.safetensors.index.json", text, at);
+    if (files == 1024)
+      assert_int_equal(open_copy(&c, "0.safetensors"), PKV_E_IO);
+    else
+      assert_int_equal(open_copy(&c, "names more than 1024 files"), PKV_E_LIMIT);
+    copy_drop(&c);
+  }
+  free(text);
+}
+
 /* ---- weights ---- */
 
 #define INDEX  "model.safetensors.index.json"
@@ -546,10 +589,11 @@ static void test_no_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_config),        cmocka_unit_test(test_more_files),
-      cmocka_unit_test(test_weights),       cmocka_unit_test(test_tokenizer),
-      cmocka_unit_test(test_damaged_files), cmocka_unit_test(test_not_files),
-      cmocka_unit_test(test_links),         cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_config),    cmocka_unit_test(test_more_files),
+      cmocka_unit_test(test_sizes),     cmocka_unit_test(test_weights),
+      cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_damaged_files),
+      cmocka_unit_test(test_not_files), cmocka_unit_test(test_links),
+      cmocka_unit_test(test_no_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -293,6 +293,7 @@ static void test_shards(void **state) {
   assert_int_equal(unlink(at[0]), 0);
   assert_int_equal(unlink(at[1]), 0);
   assert_int_equal(pkv_gguf_open_whole(NULL, path, NULL, NULL), PKV_E_INVALID);
+  assert_int_equal(pkv_gguf_open(NULL, path, NULL, NULL), PKV_E_INVALID);
 }
 
 static void test_no_memory(void **state) {

@@ -245,6 +245,11 @@ static void test_arguments(void **state) {
   assert_int_equal(pkv_token_text(&text, &n, NULL, 0, 0, &err), PKV_E_INVALID);
   assert_int_equal(pkv_chat_tokenize(ids, 4, &n, model, &turn, 1, 1, &err), PKV_E_UNSUPPORTED);
   assert_int_equal(pkv_chat_tokenize(ids, 4, &n, NULL, &turn, 1, 1, &err), PKV_E_INVALID);
+  const pkv_token_trie *trie = NULL;
+  assert_int_equal(pkv_model_trie(&trie, model, &err), PKV_E_UNSUPPORTED);
+  assert_int_equal(pkv_model_open_random(NULL, "{}", 0, NULL, &err), PKV_E_INVALID);
+  pkv_model *none = NULL;
+  assert_int_equal(pkv_model_open_random(&none, NULL, 0, NULL, &err), PKV_E_INVALID);
   pkv_model_close(model);
   options = (pkv_model_options)PKV_MODEL_OPTIONS_INIT;
   options.tokenizer_only = 1;
