@@ -4,10 +4,12 @@
 
     compare_sglang_sched.py --sglang WHEEL_OR_FOLDER --out FILE [--waiting 1000,10000]
         [--tokens 1000,10000] [--groups 64] [--repeats 3] [--pkv PROGRAM] [--kinds LIST]
-        [--commit SHA]
+        [--published FOLDER] [--commit SHA]
 
 All that the targets of `tree` are relative to, in one run (at rest in about three minutes):
     compare_sglang_sched.py --sglang WHEEL --out FILE --waiting 10000 --tokens 10000 --pkv pkv
+        --published FOLDER
+Without --sglang only C and C++ are measured (--in-c names the orders, tree among them).
 
 Run by a Python that has NumPy, torch and vLLM (without vLLM its rows are left out), with
 PERSISTENTKV_LIBRARY naming a libpkv. All of a cell is measured in turn in one process:
@@ -17,6 +19,9 @@ PERSISTENTKV_LIBRARY naming a libpkv. All of a cell is measured in turn in one p
                    published tree with its faults (cht-published), and a plain radix tree that makes
                    a pass over the queue each time (radix-dfs); `step`: finish, best and admit, and
                    its mean; `fill`: a batch of 100 from none
+    C++ published  with --published FOLDER, which holds chunked_hash_tree.cpp and .hpp of vLLM's pull
+                   request 42134: its authors' own code, chunk 50 as they have it, compiled with
+                   bench/published_tree.cpp and timed by processor time
     ours in vLLM   100 times bool, peek and pop of our waiting queue (tree) on vLLM's requests
     SGLang         one SchedulePolicy.calc_priority of lpm and of dfs-weight over the whole queue,
                    as before each batch; its fall back to fcfs above 128 waiting is off. RadixCache
@@ -322,7 +327,7 @@ def in_c(args, waiting, tokens):
     """{(order, kind, what): [microseconds]}"""
     if not args.pkv:
         return {}
-    command = [args.pkv, "bench", "sched", "--order", ",".join(IN_C), "--waiting", str(waiting)]
+    command = [args.pkv, "bench", "sched", "--order", args.in_c, "--waiting", str(waiting)]
     command += ["--tokens", str(tokens), "--groups", args.kinds, "--chunk", "64"]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "rows.csv")
@@ -342,6 +347,35 @@ def in_c(args, waiting, tokens):
     return found
 
 
+PUBLISHED_CHUNK = 50
+
+
+def build_published(folder, into):
+    """The program of bench/published_tree.cpp with the authors' two files."""
+    program = os.path.join(into, "published_tree")
+    here = os.path.dirname(os.path.abspath(__file__))
+    command = ["c++", "-O3", "-march=native", "-std=c++17", "-I", folder]
+    command += [os.path.join(here, "published_tree.cpp")]
+    command += [os.path.join(folder, "chunked_hash_tree.cpp"), "-lxxhash", "-o", program]
+    subprocess.run(command, check=True)
+    return program
+
+
+def published(args, waiting, tokens):
+    """The same as in_c of the authors' code."""
+    found = {}
+    if not args.published:
+        return found
+    with tempfile.TemporaryDirectory() as folder:
+        program = build_published(args.published, folder)
+        for kind in args.kinds.split(","):
+            command = [program, str(waiting), str(tokens), kind, str(PUBLISHED_CHUNK), "5000", "2"]
+            said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            for what, us in zip(("insert", "fill", "step", "step p99", "step mean"), said.split()):
+                found["authors", kind, what] = [float(us)]
+    return found
+
+
 def ratios(c, others, groups):
     """[(kind, what, how many times)] of `c` as in_c gives it, and of what Python timed with
     prompts of so many groups."""
@@ -349,7 +383,9 @@ def ratios(c, others, groups):
     lines = []
     for kind in dict.fromkeys(key[1] for key in c):
         tree = {what: middle["tree", kind, what] for what in ("step", "step mean", "fill")}
-        for order in IN_C[1:]:
+        for order in (*IN_C[1:], "authors"):
+            if (order, kind, "fill") not in middle:
+                continue
             for what in ("step", "step mean", "fill"):
                 if (order, kind, what) in middle:
                     times = middle[order, kind, what] / tree[what]
@@ -363,9 +399,19 @@ def ratios(c, others, groups):
     return lines
 
 
+def c_rows(c):
+    rows = []
+    for (order, kind, what), found in c.items():
+        name = f"C++ published {what}" if order == "authors" else f"C {order} {what}"
+        rows.append((name, kind, found))
+    return rows
+
+
 def measure_cell(args, loaded, vllm, waiting, tokens):
     """([(system, kind of groups, [microseconds])], ratios)"""
-    c = in_c(args, waiting, tokens)
+    c = {**in_c(args, waiting, tokens), **published(args, waiting, tokens)}
+    if not args.sglang:
+        return c_rows(c), ratios(c, {}, args.groups)
     prompts = make_prompts(waiting, tokens, args.groups)
     runs = [("ours tree", ours_tree(prompts), 20)]
     if vllm:
@@ -387,22 +433,24 @@ def measure_cell(args, loaded, vllm, waiting, tokens):
                 if name == "ours tree":
                     times["ours tree finish"].append(one.finish / 1000)
     gc.enable()
-    for key, found in in_c(args, waiting, tokens).items():
-        c[key] += found
+    for again in (in_c(args, waiting, tokens), published(args, waiting, tokens)):
+        for key, found in again.items():
+            c[key] += found
     rows = [(name, str(args.groups), found) for name, found in times.items()]
-    rows += [(f"C {order} {what}", kind, found) for (order, kind, what), found in c.items()]
-    return rows, ratios(c, times, args.groups)
+    return rows + c_rows(c), ratios(c, times, args.groups)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sglang", required=True)
+    parser.add_argument("--sglang")
     parser.add_argument("--out", required=True)
     parser.add_argument("--waiting", default="1000,10000")
     parser.add_argument("--tokens", default="1000,10000")
     parser.add_argument("--groups", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--pkv")
+    parser.add_argument("--published", help="folder of the published tree's C++; with --pkv")
+    parser.add_argument("--in-c", default=",".join(IN_C), help="orders of pkv bench sched")
     parser.add_argument("--kinds", default="1,8,64,none,chain", help="groups of the rows in C")
     parser.add_argument("--commit", default="")
     args = parser.parse_args()
@@ -411,11 +459,11 @@ def main():
         said = subprocess.run(command, capture_output=True, text=True)
         args.commit = said.stdout.strip() or "unknown"
     try:
-        vllm = VllmParts()
+        vllm = VllmParts() if args.sglang else None
     except ImportError as e:
         print(f"without vLLM's rows: {e}", file=sys.stderr)
         vllm = None
-    loaded = load_sglang(args.sglang)
+    loaded = load_sglang(args.sglang) if args.sglang else (None, None, "absent", [])
     head = "commit,date,device,driver,load,waiting,tokens,groups,system,count,p50_us,min_us,max_us,"
     head += "times_ours"
     with open("/proc/cpuinfo", encoding="utf-8") as f:
@@ -437,7 +485,7 @@ def main():
                     row += [device, f"Linux {platform.release()}", f"{os.getloadavg()[0]:.2f}"]
                     row += [waiting, tokens, kind, name, len(spent)]
                     row += [f"{t:.3f}" for t in (p50, min(spent), max(spent))]
-                    writer.writerow([*row, f"{p50 / ours:.2f}"])
+                    writer.writerow([*row, f"{p50 / ours:.2f}" if args.sglang else ""])
                     print(f"W {waiting} T {tokens}, {kind}: {name} {p50:.1f} us")
                 for kind, what, many in times:
                     f.write(f"# ratio W {waiting} T {tokens} {kind}: {what} {many:.1f}\n")

@@ -3,6 +3,7 @@
 """Fits what L2 is worth to attention that reads every row, and checks it on steps left out.
 
     bench/fit_l2.py RESULTS.csv... [--cells bench/cells/l2.cells] [--route balanced] [--sms 132]
+        [--walk]
 
 The model of `pkv bench sched --simulate` (src/cli/bench_sched_cost.h), a layer:
 
@@ -13,6 +14,13 @@ The model of `pkv bench sched --simulate` (src/cli/bench_sched_cost.h), a layer:
 Unknown are latency, row time, both rates and L2's size. Half of the cells are fitted and the others
 checked, then the other way round, then all are fitted; errors are relative. Cells of the comparison
 with peers (shared_b.., tree_..) are known by name. Needs numpy.
+
+--walk: a model that follows the plan instead. `balanced` cuts the line of (row, KV head) segments
+into two equal parts an SM, which are read at one speed, the last segment of a part first. So it is
+known when each token of a prefix is read, and how many different bytes are read until it is read
+again (their footprint; Xiang, Ding, Luo, Bao 2013, "HOTL"). It is still there with the chance
+min(1, L2 / footprint). Time: latency + row time * rows + ((total / L2 rate)^p +
+(missed / memory rate)^p)^(1/p). Every step is also predicted from all others.
 """
 import argparse
 import itertools
@@ -101,6 +109,102 @@ def hits(rows, found):
     return numpy.divide(spent, whole, out=numpy.zeros_like(spent), where=whole > 0)
 
 
+# --- the walk over the plan --------------------------------------------------------------------
+
+HEADS, PHASES = 8, 16  # KV heads of a row; places of a prefix that are looked at
+
+
+def reads(groups, rows, parts):
+    """(when each place of each group and head is read, [group, head, place, row] in order, and when
+    all ends) in segments' times."""
+    segments = groups * rows * HEADS
+    part = segments / parts
+    at = numpy.arange(segments)[:, None] + (numpy.arange(PHASES) + 0.5) / PHASES
+    first = numpy.minimum((at / part).astype(int), parts - 1) * part
+    start = numpy.maximum(first, numpy.floor(at))
+    end = numpy.minimum(first + part, numpy.floor(at) + 1)
+    when = (first + part - end) + (at - start)
+    return numpy.sort(when.reshape(groups, rows, HEADS, PHASES).transpose(0, 2, 3, 1)), part
+
+
+def missed(shape, l2, sms):
+    """Bytes of a step that come from memory: (total, unique, shared, rows) of a cell."""
+    total, unique, shared, count = shape
+    if not shared:
+        return total
+    rows = round((total - unique) / shared) + 1
+    groups = max(1, round(count / rows))
+    when, span = reads(groups, rows, 2 * sms)
+    gaps = numpy.sort(numpy.diff(when).ravel())
+    if not len(gaps):
+        return total
+    ends = numpy.sort(numpy.concatenate([when[..., 0].ravel(), span - when[..., -1].ravel()]))
+    window = numpy.minimum(gaps, 0.999 * span)
+    untouched = numpy.zeros_like(window)  # place-times of windows that see nothing of a place
+    for waits in (gaps, ends):
+        sums = numpy.concatenate([[0], numpy.cumsum(waits)])
+        longer = numpy.searchsorted(waits, window, side="right")
+        untouched += sums[-1] - sums[longer] - (len(waits) - longer) * window
+    touched = 1 - untouched / (span - window) / (groups * HEADS * PHASES)
+    own = (unique - shared) * window / span
+    footprint = numpy.clip(shared * touched + own, 1, shared + own)
+    return unique + (total - unique) * (1 - numpy.mean(numpy.minimum(1, l2 / footprint)))
+
+
+def walk_time(known, rows, misses, power):
+    latency, row, memory, l2_rate = known
+    spent = (rows[:, 0] / l2_rate) ** power + (misses / memory) ** power
+    return latency + row * rows[:, 3] + spent ** (1 / power)
+
+
+def walk_fit(rows, tables, picked):
+    """(error, L2 MB, power, (latency, row, memory, L2 rate), relative errors of all)"""
+    best = None
+    for l2, misses in tables.items():
+        for power in (1.1, 1.2, 1.3, 1.4):
+            known = numpy.array([5.0, 0.07, 4.6e6, 9.8e6])
+
+            def off(at):
+                return walk_time(at, rows, misses, power) / rows[:, 4] - 1
+
+            for _ in range(12):  # Gauss and Newton
+                now = off(known)
+                slopes = [(off(known * (1 + 1e-3 * (i == numpy.arange(4)))) - now)[picked]
+                          / (1e-3 * known[i]) for i in range(4)]
+                step = numpy.linalg.lstsq(numpy.stack(slopes, 1), -now[picked], rcond=None)[0]
+                known = known + numpy.clip(step, -0.3 * known, 0.3 * known)
+            now = off(known)
+            error = numpy.sum(now[picked] ** 2)
+            if best is None or error < best[0]:
+                best = (error, l2, power, known, now)
+    return best
+
+
+def walk(names, rows, sms):
+    tables = {l2: numpy.array([missed(r[:4], l2 * 1e6, sms) for r in rows])
+              for l2 in range(24, 36, 2)}
+    every = numpy.arange(len(rows))
+
+    def tell(name, off):
+        print(f"{name:20} {len(off)} steps: error mean {numpy.mean(abs(off)):.1%}, largest "
+              f"{max(abs(off)):.1%}, within 10 %: {numpy.sum(abs(off) <= 0.1)}")
+
+    for name, fitted, checked in (("fit even, check odd", every[0::2], every[1::2]),
+                                  ("fit odd, check even", every[1::2], every[0::2])):
+        tell(name, walk_fit(rows, tables, fitted)[4][checked])
+    alone = numpy.array([walk_fit(rows, tables, numpy.delete(every, i))[4][i] for i in every])
+    tell("each from all others", alone)
+    _, l2, power, known, off = walk_fit(rows, tables, every)
+    tell("all", off)
+    print(f"latency {known[0]:.2f} us, row {known[1]:.3f} us, memory {known[2] / 1e6:.2f} TB/s, L2 "
+          f"{known[3] / 1e6:.2f} TB/s, {l2} MB, power {power}")
+    for name, row, error, left, misses in zip(names, rows, off, alone, tables[l2]):
+        again = row[0] - row[1]
+        print(f"  {name:22} {row[3]:4.0f} rows, {row[2] / 1e6:6.1f} MB shared, {row[0] / 1e6:7.1f} "
+              f"MB read: {row[4]:7.2f} us, model {error:+.1%}, from all others {left:+.1%}"
+              + (f", hits {(row[0] - misses) / again:.2f}" if again > 0 else ""))
+
+
 def say(name, found, rows, sms):
     off = errors(rows, found, sms)
     print(f"{name:20} latency {found[0]:.2f} us, row {found[1]:.3f} us, memory {found[2]:.2f} "
@@ -116,6 +220,7 @@ def main():
     parser.add_argument("--cells", default="bench/cells/l2.cells")
     parser.add_argument("--route", default="balanced")
     parser.add_argument("--sms", type=int, default=132)
+    parser.add_argument("--walk", action="store_true", help="the model that follows the plan")
     args = parser.parse_args()
     shapes, times = geometry(args.cells), {}
     for row in (row for path in args.results for row in result_files.read(path)):
@@ -127,6 +232,9 @@ def main():
     if len(rows) < 20:
         sys.exit(f"fit_l2: {len(rows)} steps of route {args.route}, at least 20 are needed")
     rows = numpy.array(rows, dtype=float)
+    if args.walk:
+        walk(names, rows, args.sms)
+        return
     for name, fitted, checked in (("fit even, check odd", rows[0::2], rows[1::2]),
                                   ("fit odd, check even", rows[1::2], rows[0::2])):
         say(name, fit(fitted, args.sms), checked, args.sms)
