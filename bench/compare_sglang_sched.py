@@ -19,9 +19,9 @@ PERSISTENTKV_LIBRARY naming a libpkv. All of a cell is measured in turn in one p
                    published tree with its faults (cht-published), and a plain radix tree that makes
                    a pass over the queue each time (radix-dfs); `step`: finish, best and admit, and
                    its mean; `fill`: a batch of 100 from none
-    C++ published  with --published FOLDER, which holds chunked_hash_tree.cpp and .hpp of vLLM's pull
-                   request 42134: its authors' own code, chunk 50 as they have it, compiled with
-                   bench/published_tree.cpp and timed by processor time
+    C++ published  with --published FOLDER, which holds chunked_hash_tree.cpp and .hpp of vLLM's
+                   pull request 42134: its authors' own code, chunk 50 as they have it, compiled
+                   with bench/published_tree.cpp and timed by processor time
     ours in vLLM   100 times bool, peek and pop of our waiting queue (tree) on vLLM's requests
     SGLang         one SchedulePolicy.calc_priority of lpm and of dfs-weight over the whole queue,
                    as before each batch; its fall back to fcfs above 128 waiting is off. RadixCache
