@@ -4,10 +4,12 @@
 output token, gaps between tokens, tokens/s, goodput; several servers in turn in one run.
 
 usage: serve_load.py --server NAME=URL [--server NAME=URL ...] [--case CASE ...] [--rounds N]
-                     [--csv FILE] [--note TEXT]
+                     [--csv FILE] [--note TEXT] [--tag TEXT]
 cases: one (one stream), shared-cold and shared-warm (8 clients, one long system prompt, different
 questions; cold: a prompt nobody sent before), apart (8 prompts of that length that share nothing),
 many (64 short streams). Servers take turns in every round; only ratios within a run mean much.
+Prompts are new in every run unless --tag names them: with the tag of an earlier run shared-warm
+asks what its shared-cold did. The CSV has each row as soon as it is measured.
 """
 import argparse
 import asyncio
@@ -107,6 +109,17 @@ async def ask_all(url, case, tag, words, limits):
             limits)
 
 
+def write_row(out, rows):
+    """The last row; before the first one the names."""
+    if not out:
+        return
+    writer = csv.DictWriter(out, rows[0])
+    if len(rows) == 1:
+        writer.writeheader()
+    writer.writerow({k: "%.3f" % v if isinstance(v, float) else v for k, v in rows[-1].items()})
+    out.flush()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--server", action="append", required=True, metavar="NAME=URL")
@@ -116,9 +129,13 @@ def main():
     parser.add_argument("--slo", type=float, nargs=2, default=(2.0, 0.2), metavar=("TTFT", "TPOT"))
     parser.add_argument("--csv")
     parser.add_argument("--note", default="")
+    parser.add_argument("--tag")
     args = parser.parse_args()
     servers = [text.split("=", 1) for text in args.server]
-    rows, stamp = [], "%d" % time.time()
+    rows, stamp = [], args.tag or "%d" % time.time()
+    out = open(args.csv, "w", newline="", encoding="utf-8") if args.csv else None
+    if out and args.note:
+        out.write("# %s\n" % args.note)
     for round_ in range(args.rounds):
         for case in args.case or list(CASES):
             for name, url in servers[::1 if round_ % 2 == 0 else -1]:
@@ -127,6 +144,7 @@ def main():
                 tag = "%s-%d-%s" % (stamp, round_, what)
                 row = run_case(url, case, tag, args.words, args.slo)
                 rows.append(dict(server=name, case=case, round=round_, **row))
+                write_row(out, rows)
                 print("%-6s %-12s round %d  %8.1f tok/s  ttft %8.0f ms  tpot %7.1f ms" % (
                     name, case, round_, row["tokens_per_s"], row["ttft_p50_ms"],
                     row["tpot_p50_ms"]), flush=True)
@@ -140,14 +158,8 @@ def main():
                                      for a, b in zip(got[name], base))
             print("%s against %s, %s: %.2f x its tokens/s, first token %.2f x as soon" % (
                 name, servers[-1][0], case, rate, wait))
-    if args.csv:
-        with open(args.csv, "w", newline="") as out:
-            if args.note:
-                out.write("# %s\n" % args.note)
-            writer = csv.DictWriter(out, rows[0])
-            writer.writeheader()
-            writer.writerows({k: "%.3f" % v if isinstance(v, float) else v for k, v in row.items()}
-                             for row in rows)
+    if out:
+        out.close()
 
 
 if __name__ == "__main__":
