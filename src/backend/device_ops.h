@@ -26,6 +26,7 @@ struct pkv_device_plan {
   pkv_executor *executor;
   pkv_shape shape;
   pkv_plan_options options; /* parts resolved */
+  int32_t own_parts;        /* by default, not as asked for: few segments get fewer */
   pkv_dtype kv_dtype;
   pkv_device_limits limits;
   int32_t fused_merge;
@@ -45,7 +46,6 @@ struct pkv_device_plan {
   float *slots;   /* device */
   size_t counter_bytes, slot_bytes;
   pkv_device_tree tree;
-  int64_t group_slots;          /* a tile's, behind the plan's own: states of groups of pieces */
   struct pkv_device_plan *line; /* shared: the `balanced` plan of the same rows, or NULL */
 };
 
@@ -57,7 +57,7 @@ typedef struct pkv_device_ops {
   pkv_status (*synchronize)(pkv_executor *executor, void *stream, pkv_error *err);
   pkv_status (*parts)(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype, int32_t head_dim,
                       pkv_error *err);
-  /* Sets the plan's tiles, tile_rows, stages, clears_slots, group_slots; bytes of one slot. */
+  /* Sets the plan's tiles, tile_rows, stages, clears_slots; bytes of one slot. */
   pkv_status (*sizes)(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err);
   /* Lengths are cut to 0 .. max_seq_len. */
   pkv_status (*build)(struct pkv_device_plan *plan, int32_t max_seq_len, const int32_t *seq_len,

@@ -470,10 +470,10 @@ static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err)
   if (c->kind > 0) return open_flashinfer(b, c, err);
   if (c->route == PKV_ROUTE_SHARED) return open_shared(b, c, err);
   c->options = bench_plan_options(b->frame->o, c->route);
-  if (c->options.parts == 0 && plans_on_device(c))
-    PKV_TRY(pkv_device_parts(&c->options.parts, b->meter->executor, dtype, shape->head_dim, err));
   PKV_TRY(pkv_device_plan_create(&c->plan, b->meter->executor, shape, &c->options, dtype,
                                  batch->rows, b->d.longest, err));
+  if (c->options.parts == 0 && plans_on_device(c))
+    PKV_TRY(pkv_device_parts(&c->options.parts, b->meter->executor, dtype, shape->head_dim, err));
   pkv_device_plan_set_fused(c->plan, c->fused);
   PKV_TRY(pkv_plan_size(&c->host_bytes, &workspace, shape, &c->options, batch->rows, b->d.longest,
                         err));

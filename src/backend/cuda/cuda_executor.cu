@@ -126,7 +126,6 @@ static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan
   plan->tiles = (int32_t)count;
   PKV_TRY(prepare_planner(plan, err));
   plan->clears_slots = balanced && !(plan->options.flags & PKV_PLAN_BATCH_INVARIANT);
-  if (plan->clears_slots) plan->group_slots = plan->limits.max_slots / PKV_CUDA_GROUP_PIECES + 1;
   *slot_bytes = (plan->options.route == PKV_ROUTE_SHARED ? rows : plan->tile_rows) *
                 (int64_t)pkv_cuda_slot_row(ops->head_dim) * 4;
   return PKV_OK;
@@ -240,7 +239,6 @@ static pkv_cuda_decode_params resolve(const struct pkv_device_plan *plan,
   p.fault = plan->fault;
   p.slots_stride = (int64_t)plan->slot_bytes / plan->tiles /
                    ((int64_t)plan->tile_rows * pkv_cuda_slot_row(ops->head_dim) * 4);
-  p.group_slots_at = (int32_t)(p.slots_stride - plan->group_slots);
   p.counters_stride = (int32_t)(plan->counter_count / plan->tiles);
   p.scale = a->scale * a->cache.k_scale;
   p.v_scale = a->cache.v_scale;
@@ -396,8 +394,11 @@ static pkv_status device_attention(struct pkv_device_plan *plan, const pkv_atten
   const bool plain = is_plain(&p);
   const pkv_plan_core core = pkv_plan_core_of(&plan->header);
   p.many = plain && pkv_core_many(&core);
+  if (!p.many && !p.invariant && (int64_t)p.rows * a->cache.kv_heads <= PKV_CUDA_FEW_SEGMENTS)
+    p.few_rows = p.q_len * p.group < p.tile_rows ? p.q_len * p.group : p.tile_rows;
+  const int32_t ctas = plan->header.parts + (p.few_rows > 0 ? p.few_rows - 1 : 0);
   const cudaError_t e = ops->launch(plain && !p.many ? PKV_CUDA_DECODE_PLAIN : PKV_CUDA_DECODE, &p,
-                                    plan->header.parts, dependent, (cudaStream_t)stream);
+                                    ctas, dependent, (cudaStream_t)stream);
   plan->fresh = 0;
   return pkv_cuda_launched(plan->executor, e, "decode", (cudaStream_t)stream, err);
 }

@@ -17,8 +17,8 @@ static inline int32_t pkv_cuda_slot_row(int32_t head_dim) {
   return head_dim + 4;
 }
 
-/* Pieces of a long segment that are folded before the others. */
-#define PKV_CUDA_GROUP_PIECES 16
+/* Segments of a launch, up to which a cut one's query rows are folded by a CTA each. */
+#define PKV_CUDA_FEW_SEGMENTS 16
 
 /* Units of a piece that one warp takes alone in a batch of many segments. */
 #define PKV_CUDA_ALONE_UNITS 2
@@ -51,7 +51,8 @@ typedef struct pkv_cuda_decode_params {
   int32_t *fault; /* set to 1 + row when a page id lies outside the pool */
   int64_t slots_stride;
   int32_t counters_stride;
-  int32_t group_slots_at; /* of a tile's slots, the first for a group's state */
+  /* Of at most PKV_CUDA_FEW_SEGMENTS: query rows of the fullest tile, and CTAs more, less one. */
+  int32_t few_rows;
   int32_t many; /* a plain call of many segments (pkv_core_many), whose pieces may be short */
   const int64_t *total_cost; /* the plan's */
   int64_t alone_cost;        /* parts times what the longest segment costs that one warp takes */

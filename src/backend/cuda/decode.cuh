@@ -32,7 +32,8 @@
 
 /* The query rows of the piece in work and, read ahead, of the one after it. */
 template <typename KV, int HD, int NT> struct pkv_queries {
-  static constexpr bool ahead = HD * NT <= 128; /* beyond, the registers are worth more */
+  /* beyond, the registers are worth more */
+  static constexpr bool ahead = HD <= 128 && HD * NT * pkv_decode_config<KV, HD>::ctas <= 256;
   pkv_query<HD, NT> now, next;
 
   template <typename P>
@@ -298,6 +299,25 @@ static __device__ __forceinline__ bool pkv_is_short(const pkv_cuda_decode_params
   return pieces >= PKV_WARPS && total_cost <= (pieces + 1) * p.alone_cost;
 }
 
+/*
+ * A launch of few segments has few CTAs that fold, each for long, with what they read coming
+ * through one multiprocessor. There query row m of a cut segment is folded by the m-th CTA after
+ * the one with the last piece, which still waits for CTAs before it only; behind the last part are
+ * CTAs that do nothing else. Bit m of the result: row m of a segment, whose merge lane m has.
+ */
+template <typename P>
+static __device__ __forceinline__ uint32_t pkv_rows_to_fold(const P &p, int parts, int rows,
+                                                            int lane, int *merge) {
+  const int part = (int)blockIdx.x - lane;
+  bool mine = lane < rows && part >= 0 && part < parts;
+  if (mine) {
+    const pkv_plan_cursor *begin = p.cursors + part, *end = begin + 1;
+    *merge = begin->merge;
+    mine = begin->unit > 0 && (begin->row != end->row || begin->kv_head != end->kv_head);
+  }
+  return __ballot_sync(0xffffffffu, mine);
+}
+
 /* MANY: with the way for parts of short pieces. */
 template <typename K, int HD, int NT, bool MANY = false, typename P>
 static __device__ __forceinline__ void pkv_decode_part(const P &p) {
@@ -316,9 +336,19 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
   __syncthreads();
 
   if (p.wait_first) pkv_grid_wait();
+  const bool few = !MANY && p.few_rows > 0;
+  int parts = (int)gridDim.x, part = (int)blockIdx.x;
+  if (few) {
+    parts -= p.few_rows - 1;
+    part = min(part, parts);
+  }
   pkv_work work;
-  work.begin = p.cursors[blockIdx.x];
-  work.end = p.cursors[blockIdx.x + 1];
+  work.begin = p.cursors[part];
+  work.end = p.cursors[few ? min(part + 1, parts) : part + 1];
+  uint32_t folds = 0;
+  int fold_merge = 0;
+  constexpr bool plain = pkv_kind_of<P>::plain; /* else registers are short: later */
+  if (few && plain) folds = pkv_rows_to_fold(p, parts, rows, lane, &fold_merge);
   int units_begin = 0, units_end = 0;
   if (MANY && pkv_is_short(p, work, *p.total_cost))
     pkv_decode_short<KV, HD>(p, work, x, ring_at, p.wait_first, rows, tile, pkv_from_here(warp),
@@ -334,15 +364,25 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
     if (units_begin > 0) pkv_merge_chunks<HD>(p, work.begin.merge, tile, units_begin, rows);
     return;
   }
-  /* A segment that was cut before: its last piece is here, or perhaps a group's. */
+  if (few) {
+    if (!plain) folds = pkv_rows_to_fold(p, parts, rows, lane, &fold_merge);
+    if (folds == 0) return;
+    __syncthreads();
+    for (; folds != 0; folds &= folds - 1) {
+      const int m = __ffs((int)folds) - 1;
+      const pkv_plan_merge to = p.merges[__shfl_sync(0xffffffffu, fold_merge, m)];
+      pkv_fold_row<HD>(p, to, m, tile, x, ring, ring_bytes, warp, lane);
+    }
+    return;
+  }
+  /* A segment that was cut before and ends here. */
   const bool ends_here = work.begin.row != work.end.row || work.begin.kv_head != work.end.kv_head;
-  if (work.begin.unit == 0 || (!ends_here && work.begin.unit == work.end.unit)) return;
-  const pkv_plan_merge to = p.merges[work.begin.merge];
+  if (work.begin.unit == 0 || !ends_here) return;
   __syncwarp();
-  if (to.count > PKV_GROUPS_FROM)
-    pkv_fold_groups<HD>(p, to, work.begin.slot - to.first_slot, tile, rows, ring, ring_bytes, warp,
-                        lane);
-  else if (ends_here)
+  const pkv_plan_merge to = p.merges[work.begin.merge];
+  if (MANY)
+    pkv_fold_segment_apart<HD>(p, to, tile, rows, ring, ring_bytes, warp, lane);
+  else
     pkv_fold_segment<HD>(p, to, tile, rows, ring, ring_bytes, warp, lane);
 }
 

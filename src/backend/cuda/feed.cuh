@@ -9,7 +9,9 @@ template <typename KV, int HD> struct pkv_decode_config {
   static constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
   static constexpr int stage_bytes = 2 * slice_bytes; /* of one warp */
   static constexpr int max_stages = 6;
-  static constexpr int ctas = HD > 128 ? 1 : 2; /* an SM, where its shared memory is large enough */
+  /* An SM, where its shared memory is large enough. The smallest slices are the shortest reads:
+     more warps wait for them. */
+  static constexpr int ctas = HD > 128 ? 1 : HD <= 64 && KV::bytes == 1 ? 3 : 2;
 };
 
 /* Of a CTA whose rings have so many stages. */

@@ -9,8 +9,8 @@
  * Between CTAs, the pieces of a segment that was cut, in slot order. The CTA with the last piece
  * folds. Its partners leave their states in slots that hold PKV_CUDA_EMPTY in every word before, so
  * that a word that differs has arrived: no fence, no counter, no second trip. It waits for CTAs
- * before it in the grid only, which have been started before it, and empties the slots again. Of
- * very many pieces, CTAs among them have folded groups before.
+ * before it in the grid only, which have been started before it, and empties the slots again. In
+ * launches of few segments CTAs behind it fold a query row each (pkv_rows_to_fold).
  * Batch-invariant plans and the seed's fused merge have a slot for each chunk or split; there
  * arrivals are counted.
  */
@@ -22,7 +22,6 @@
 #define PKV_TURN_ROWS   8         /* query rows that are folded together at most */
 #define PKV_FOLD_PIECES 64        /* pieces of a cut segment whose states are read together */
 #define PKV_FOLD_BATCH  8         /* chunks of one, where arrivals are counted */
-#define PKV_GROUPS_FROM 48        /* pieces of a segment, above which groups are folded first */
 #define PKV_PATIENCE    (1 << 20) /* reads of an empty slot, about a second, before it is a fault */
 
 template <int HD> struct pkv_fold {
@@ -443,6 +442,7 @@ pkv_fold_run(pkv_item sum[(HD + 127) / 128], const P &p, int segment_row, const 
       before[i] = sum[i];
     int patience = PKV_PATIENCE;
     for (;;) {
+      __syncwarp(); /* what was there has been read */
       pkv_copy_pieces<HD>((uint32_t)__cvta_generic_to_shared(memory), row + k * step, step, here,
                           lane);
       pkv_copy_wait<0>();
@@ -483,49 +483,52 @@ static __device__ void pkv_fold_segment(const P &p, const pkv_plan_merge &to, in
   }
 }
 
+/* The same, not inline: where registers are short and few segments are cut. */
+template <int HD, typename P>
+static __device__ __noinline__ void pkv_fold_segment_apart(const P &p, pkv_plan_merge to, int tile,
+                                                           int rows, unsigned char *memory,
+                                                           int room, int warp, int lane) {
+  pkv_fold_segment<HD>(p, to, tile, rows, memory, room, warp, lane);
+}
+
 /*
- * A segment of more than PKV_GROUPS_FROM pieces: of each PKV_CUDA_GROUP_PIECES, counted from the
- * segment's first, the CTA with the last one folds them all into a slot of the group; the CTA with
- * the segment's last piece folds the groups and the pieces behind them. For the CTA with `piece`.
- * Not inline: what few launches need must not make the others' code longer.
+ * One query row of such a segment by a whole CTA: each warp folds a quarter of the pieces, the
+ * first warp then the quarters. All threads, after a barrier behind the last event in x.
  */
 template <int HD, typename P>
-static __device__ __noinline__ void pkv_fold_groups(const P &p, pkv_plan_merge to, int piece,
-                                                    int tile, int rows, unsigned char *memory,
-                                                    int room, int warp, int lane) {
-  constexpr int parts = (HD + 127) / 128, row_floats = pkv_slot_row<HD>::floats;
-  constexpr int group = PKV_CUDA_GROUP_PIECES;
-  const bool ends = piece == to.count - 1;
-  if (!ends && (piece + 1) % group != 0) return;
-  const int groups = ends ? piece / group : 0; /* all that others fold */
-  const int first = ends ? groups * group : piece + 1 - group;
-  /* Runs of `group` slots that do not meet have last slots in different multiples of `group`. */
-  const int group_slot = p.group_slots_at + (to.first_slot + group - 1) / group;
-  const int64_t step = p.tile_rows * row_floats;
-  for (int m = warp; m < rows; m += PKV_WARPS) {
-    float *of_groups = pkv_slot<HD>(p, tile, group_slot) + m * row_floats;
-    float *of_pieces = pkv_slot<HD>(p, tile, to.first_slot + first) + m * row_floats;
-    pkv_item sum[parts];
+static __device__ __forceinline__ void
+pkv_fold_row(const P &p, const pkv_plan_merge &to, int m, int tile, const pkv_exchange<HD> &x,
+             unsigned char *memory, int room, int warp, int lane) {
+  constexpr int parts = (HD + 127) / 128;
+  const int64_t step = p.tile_rows * pkv_slot_row<HD>::floats;
+  const int each = (to.count + PKV_WARPS - 1) / PKV_WARPS, first = min(warp * each, to.count);
+  const int count = min(each, to.count - first);
+  float *row = pkv_slot<HD>(p, tile, to.first_slot + first) + m * pkv_slot_row<HD>::floats;
+  pkv_item sum[parts];
 #pragma unroll
-    for (int i = 0; i < parts; ++i)
-      sum[i] = pkv_item_neutral();
-#pragma unroll 1
-    for (int run = 0; run < 2; ++run)
-      pkv_fold_run<HD>(sum, p, to.row, run ? of_pieces : of_groups, step,
-                       run ? piece + 1 - first : groups, memory, room, lane);
-    float *out = of_groups + piece / group * step - m * row_floats;
+  for (int i = 0; i < parts; ++i)
+    sum[i] = pkv_item_neutral();
+  pkv_fold_run<HD>(sum, p, to.row, row, step, count, memory, room, lane);
+#pragma unroll
+  for (int i = 0; i < parts; ++i)
+    if (i * 128 + lane * 4 < HD)
+      *(float4 *)(x.state_of(0, warp, 0) + i * 128 + lane * 4) = sum[i].acc;
+  if (lane == 0) *x.stats_of(0, warp) = make_float2(sum[0].m, sum[0].l);
+  __syncthreads();
+  if (warp == 0)
 #pragma unroll
     for (int i = 0; i < parts; ++i) {
       const int d = i * 128 + lane * 4;
       if (d >= HD) continue;
-      if (ends)
-        pkv_item_store(p, to.row, to.kv_head, tile * p.tile_rows + m, d, sum[i]);
-      else
-        pkv_item_to_slot<HD>(out, m, d, sum[i]);
+#pragma unroll
+      for (int k = 1; k < PKV_WARPS; ++k) {
+        const float2 ml = *x.stats_of(0, k);
+        pkv_item_fold(sum[i], {ml.x, ml.y, *(const float4 *)(x.state_of(0, k, 0) + d)});
+      }
+      pkv_item_store(p, to.row, to.kv_head, tile * p.tile_rows + m, d, sum[i]);
     }
-    pkv_empty_pieces<HD>(of_groups, step, groups, lane);
-    pkv_empty_pieces<HD>(of_pieces, step, piece + 1 - first, lane);
-  }
+  pkv_empty_pieces<HD>(row, step, count, lane);
+  __syncthreads();
 }
 
 /* Announces `units` arrivals at a merge; true for the CTA that completes it, in all threads. */
