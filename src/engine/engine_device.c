@@ -108,10 +108,11 @@ pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *e, pkv_error *err
 
 pkv_status pkv_engine_device_forward(pkv_engine *e, pkv_error *err) {
   pkv_device_forward_options o = forward_options(e);
-  /* What route shared reads: 16-bit caches, pages of a power of two from 16 on, these heads. */
-  o.shares = e->classes[0].shares && o.kv_dtype != PKV_DTYPE_FP8_E4M3 && o.page_tokens >= 16 &&
+  /* What route shared reads: pages of a power of two from 16 on, these heads. */
+  const bool fp8 = o.kv_dtype == PKV_DTYPE_FP8_E4M3;
+  o.shares = e->classes[0].shares && o.page_tokens >= 16 &&
              (o.page_tokens & (o.page_tokens - 1)) == 0 &&
-             (e->shape.head_dim == 64 || e->shape.head_dim == 128);
+             (e->shape.head_dim == 128 || (e->shape.head_dim == 64 && !fp8));
   return pkv_device_forward_create(&e->device, e->model, e->weights, &o, err);
 }
 

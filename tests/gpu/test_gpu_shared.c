@@ -80,10 +80,10 @@ static void check_family(const attn_spec *spec, const char *name) {
 static void test_shared_families(void **state) {
   (void)state;
   NEED_GPU();
-  static const pkv_dtype dtypes[] = {PKV_DTYPE_F16, PKV_DTYPE_BF16};
+  static const pkv_dtype dtypes[] = {PKV_DTYPE_F16, PKV_DTYPE_BF16, PKV_DTYPE_FP8_E4M3};
   static const int32_t head_dims[] = {64, 128}, groups[] = {1, 2, 3, 4, 7, 8, 16, 32};
   static const int32_t pages[] = {16, 32, 64, 128};
-  const int count = gpu_opt.small ? 6 : 60;
+  const int count = gpu_opt.small ? 9 : 90;
   for (int i = 0; i < count; i++) {
     char name[64];
     pkv_rng rng;
@@ -96,6 +96,11 @@ static void test_shared_families(void **state) {
     family_init(&f, &rng, page);
     attn_spec s = gpu_spec(PICK(&rng, dtypes), 900 + (uint64_t)i, f.rows, f.seq_len);
     s.head_dim = PICK(&rng, head_dims);
+    if (s.kv_dtype == PKV_DTYPE_FP8_E4M3) {
+      s.head_dim = 128;
+      s.head_scales = pkv_rng_below(&rng, 2) == 0;
+      if (pkv_rng_below(&rng, 2)) s.q_dtype = s.out_dtype = PKV_DTYPE_BF16;
+    }
     s.group = PICK(&rng, groups);
     s.kv_heads = (int32_t)pkv_rng_range(&rng, 1, 3);
     s.page_tokens = page;
@@ -158,7 +163,7 @@ static void test_shared_layers(void **state) {
   (void)state;
   NEED_GPU();
   static const int32_t groups[] = {1, 4, 8};
-  const int count = gpu_opt.small ? 3 : 16;
+  const int count = gpu_opt.small ? 9 : 27;
   for (int i = 0; i < count; i++) {
     char name[64];
     pkv_rng rng;
@@ -168,8 +173,7 @@ static void test_shared_layers(void **state) {
                 .pages = {(int32_t)pkv_rng_range(&rng, 0, 40), (int32_t)pkv_rng_range(&rng, 0, 9)}};
     if (i % 3 == 2) f.groups = f.rows; /* nothing is shared: the kernel of `balanced` */
     family_init(&f, &rng, 16);
-    attn_spec s =
-        gpu_spec(i % 2 ? PKV_DTYPE_BF16 : PKV_DTYPE_F16, 1900 + (uint64_t)i, f.rows, f.seq_len);
+    attn_spec s = gpu_spec(gpu_kv_dtypes[i / 3 % 3], 1900 + (uint64_t)i, f.rows, f.seq_len);
     s.head_dim = 128;
     s.group = PICK(&rng, groups);
     s.kv_heads = 2;

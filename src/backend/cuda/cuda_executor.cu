@@ -320,7 +320,8 @@ static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_att
   const pkv_cache *c = &a->cache;
   PKV_CHECK(
       err, pkv_cuda_shared_ops_of(c->dtype, c->head_dim), PKV_E_UNSUPPORTED,
-      "route shared on CUDA: a %s cache with head_dim %d; possible: f16 or bf16 with 64 or 128",
+      "route shared on CUDA: a %s cache with head_dim %d; possible: f16 or bf16 with 64 or 128, "
+      "fp8_e4m3 with 128",
       pkv_dtype_name(c->dtype), c->head_dim);
   PKV_CHECK(err, pkv_cuda_state_of(plan->executor)->major == 9, PKV_E_UNSUPPORTED,
             "route shared on CUDA needs compute capability 9.0, this device has %d.x",
@@ -332,12 +333,12 @@ static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_att
       "route shared on CUDA: pages of %d tokens; possible: powers of two from 16 on, addresses "
       "and strides that are multiples of 16 bytes",
       c->page_tokens);
+  const bool fp8 = c->dtype == PKV_DTYPE_FP8_E4M3;
   PKV_CHECK(err,
-            p->q_is_operand && (uintptr_t)a->q % 16 == 0 &&
-                (a->q_token_stride | a->q_head_stride) % 8 == 0,
-            PKV_E_UNSUPPORTED,
-            "route shared on CUDA: q must have the cache's type, %s, at multiples of 16 bytes",
-            pkv_dtype_name(c->dtype));
+            (p->q_is_operand || (fp8 && a->q_dtype == PKV_DTYPE_BF16)) &&
+                (uintptr_t)a->q % 16 == 0 && (a->q_token_stride | a->q_head_stride) % 8 == 0,
+            PKV_E_UNSUPPORTED, "route shared on CUDA: q must be %s at multiples of 16 bytes",
+            fp8 ? "f16 or bf16" : pkv_dtype_name(c->dtype));
   return PKV_OK;
 }
 
@@ -350,7 +351,9 @@ static void resolve_line(pkv_cuda_shared_params *s, struct pkv_device_plan *plan
   line->fresh = plan->fresh;
   s->line = resolve(line, a, ops);
   s->line.fault = plan->fault;
-  s->has_line = is_plain(&s->line);
+  pkv_cuda_decode_params plain = s->line;
+  if (a->cache.dtype == PKV_DTYPE_FP8_E4M3) plain.q_is_operand = 1; /* whatever type it has */
+  s->has_line = is_plain(&plain);
 }
 
 static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_params *a,

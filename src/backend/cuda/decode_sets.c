@@ -26,11 +26,13 @@ const pkv_cuda_decode_ops *pkv_cuda_decode_ops_of(pkv_dtype dtype, int32_t head_
   return NULL;
 }
 
-extern const pkv_cuda_shared_ops pkv_cuda_shared_f16[2], pkv_cuda_shared_bf16[2];
+extern const pkv_cuda_shared_ops pkv_cuda_shared_f16[2], pkv_cuda_shared_bf16[2],
+    pkv_cuda_shared_e4m3;
 
 const pkv_cuda_shared_ops *pkv_cuda_shared_ops_of(pkv_dtype dtype, int32_t head_dim) {
   if (head_dim != 64 && head_dim != 128) return NULL;
   if (dtype == PKV_DTYPE_F16) return &pkv_cuda_shared_f16[head_dim / 128];
   if (dtype == PKV_DTYPE_BF16) return &pkv_cuda_shared_bf16[head_dim / 128];
+  if (dtype == PKV_DTYPE_FP8_E4M3 && head_dim == 128) return &pkv_cuda_shared_e4m3;
   return NULL;
 }

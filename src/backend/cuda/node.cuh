@@ -14,12 +14,16 @@
  *
  * Shared memory (head_dim 128): query 32 KiB, 3 stages of 64 KiB. L2 bytes a tile and piece: 2 *
  * 128 * head_dim * 2; memory bytes: the same once a KV head and node.
+ *
+ * e4m3 K and V: half the bytes, 2 stages of 32 KiB as they are copied and 2 of 64 KiB as f16, which
+ * a fourth warpgroup makes of them (node_widen.cuh); all else is the same.
  */
 #ifndef PKV_CUDA_NODE_CUH
 #define PKV_CUDA_NODE_CUH
 
 #include "backend/cuda/node_hand.cuh"
 #include "backend/cuda/node_state.cuh"
+#include "backend/cuda/node_widen.cuh"
 
 #ifdef PKV_HAVE_WGMMA
 /* A warpgroup's share of a piece. Tile 0 starts at token `first` and has `odd` tokens where that is
@@ -32,9 +36,9 @@ struct pkv_node_job {
 };
 
 /* One multiplying warpgroup at the pieces of a part. */
-template <typename MMA, int HD> struct pkv_node_consumer : pkv_node_hand<HD> {
-  typedef pkv_node_config<HD> C;
-  typedef pkv_node_hand<HD> hand;
+template <typename MMA, int HD, int BYTES> struct pkv_node_consumer : pkv_node_hand<HD, BYTES> {
+  typedef pkv_node_config<HD, BYTES> C;
+  typedef pkv_node_hand<HD, BYTES> hand;
   using hand::at, hand::barriers, hand::group, hand::k, hand::k_free, hand::k_pass, hand::k_wait,
       hand::memory, hand::my_turn, hand::q_free, hand::stage, hand::thread, hand::v, hand::v_free,
       hand::v_pass, hand::v_wait, hand::your_turn;
@@ -150,19 +154,22 @@ template <typename MMA, int HD> struct pkv_node_consumer : pkv_node_hand<HD> {
 };
 #endif
 
-template <typename MMA, int HD>
-__global__ void __launch_bounds__(pkv_node_config<HD>::threads, 1)
+template <typename MMA, int HD, int BYTES>
+__global__ void __launch_bounds__(pkv_node_config<HD, BYTES>::threads, 1)
     pkv_cuda_node(const __grid_constant__ pkv_cuda_shared_params s,
                   const __grid_constant__ pkv_cuda_tensor_maps maps) {
 #ifdef PKV_HAVE_WGMMA
-  typedef pkv_node_config<HD> C;
+  typedef pkv_node_config<HD, BYTES> C;
   extern __shared__ __align__(128) unsigned char unaligned[];
   const uint32_t there = (uint32_t)__cvta_generic_to_shared(unaligned);
   const uint32_t memory = (there + 1023u) & ~1023u, barriers = memory + C::barriers_at;
   if (threadIdx.x < C::barriers) {
     const int i = threadIdx.x, query = 4 * C::stages;
     const bool full = i < query ? i % (2 * C::stages) < C::stages : i == query;
-    pkv_barrier_init(barriers + i * 8, !full ? 2 * 4 : i == query ? 64 : 1);
+    int count = !full ? 2 * 4 : i == query ? 64 : C::widens ? 4 : 1;
+    if (C::widens && i >= C::tile_barriers) /* full by the copy engine, free by widening warps */
+      count = (i - C::tile_barriers) % (2 * C::copy_stages) < C::copy_stages ? 1 : 4;
+    pkv_barrier_init(barriers + i * 8, count);
     pkv_barrier_open();
   }
   if (threadIdx.x < 64 && threadIdx.x % 32 == 0)
@@ -175,21 +182,25 @@ __global__ void __launch_bounds__(pkv_node_config<HD>::threads, 1)
   if (warp < 4) {
     pkv_registers_less<C::feeder_registers>();
     if (warp < 2)
-      pkv_node_feed_tiles<HD>(s, warp ? &maps.v : &maps.k, memory + (warp ? C::v_at : C::k_at),
-                              barriers + warp * C::v_barriers, threadIdx.x & 31);
+      pkv_node_feed_tiles<C>(
+          s, warp ? &maps.v : &maps.k, memory + (warp ? C::copy_v_at : C::copy_k_at),
+          barriers + (warp ? C::copy_v_barriers : C::copy_barriers), threadIdx.x & 31);
     else
-      pkv_node_feed_query<HD>(s, memory, barriers + C::q_barriers, threadIdx.x - 64);
+      pkv_node_feed_query<C>(s, memory, barriers + C::q_barriers, threadIdx.x - 64);
+  } else if (C::widens && warp < 8) {
+    pkv_registers_less<C::feeder_registers>();
+    pkv_node_widen<C>(s, memory, barriers, threadIdx.x & 127);
   } else {
     pkv_registers_more<C::consumer_registers>();
-    pkv_node_consumer<MMA, HD> consumer = {{unaligned + (memory - there),
-                                            memory,
-                                            barriers,
-                                            warp / 4 - 1,
-                                            (int)(threadIdx.x & 127),
-                                            {0, 0},
-                                            {0, 0}},
-                                           s,
-                                           0};
+    pkv_node_consumer<MMA, HD, BYTES> consumer = {{unaligned + (memory - there),
+                                                   memory,
+                                                   barriers,
+                                                   warp / 4 - (C::widens ? 2 : 1),
+                                                   (int)(threadIdx.x & 127),
+                                                   {0, 0},
+                                                   {0, 0}},
+                                                  s,
+                                                  0};
     if (consumer.group == 1) consumer.your_turn(); /* the first begins */
     pkv_node_piece piece;
     pkv_node_cursor at = s.view.node_cursors[blockIdx.x];

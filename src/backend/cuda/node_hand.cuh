@@ -26,8 +26,8 @@ static __device__ __forceinline__ void pkv_named_arrive(int id) {
   asm volatile("bar.arrive %0, 256;\n" ::"r"(id) : "memory");
 }
 
-template <int HD> struct pkv_node_hand {
-  typedef pkv_node_config<HD> C;
+template <int HD, int BYTES = 2> struct pkv_node_hand {
+  typedef pkv_node_config<HD, BYTES> C;
   unsigned char *memory;
   uint32_t at, barriers; /* of memory; of K, V, query */
   int group, thread;

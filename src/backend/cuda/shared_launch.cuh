@@ -8,10 +8,10 @@
 #include "backend/cuda/node.cuh"
 
 template <typename K, int HD> static cudaError_t pkv_shared_prepare(int32_t stages) {
-  typedef typename K::template of<HD>::mma MMA;
+  typedef typename K::template of<HD> KV;
   const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
-  cudaError_t e = cudaFuncSetAttribute((const void *)pkv_cuda_node<MMA, HD>, limit,
-                                       pkv_node_config<HD>::shared_bytes);
+  cudaError_t e = cudaFuncSetAttribute((const void *)pkv_cuda_node<typename KV::mma, HD, KV::bytes>,
+                                       limit, pkv_node_config<HD, KV::bytes>::shared_bytes);
   if (e == cudaSuccess)
     e = cudaFuncSetAttribute((const void *)pkv_cuda_private<K, HD>, limit,
                              pkv_decode_shared_bytes<K, HD>(stages));
@@ -23,14 +23,15 @@ template <typename K, int HD>
 static cudaError_t pkv_shared_launch(const pkv_cuda_shared_params *s,
                                      const pkv_cuda_tensor_maps *maps, int32_t dependent,
                                      cudaStream_t stream) {
-  typedef typename K::template of<HD>::mma MMA;
+  typedef typename K::template of<HD> KV;
+  typedef pkv_node_config<HD, KV::bytes> C;
   const pkv_cuda_decode_params *p = &s->base;
   const unsigned tiles = (unsigned)((p->q_len * p->group + 7) / 8);
   if (p->rows == 0) return cudaSuccess;
   void *arguments[] = {(void *)s, (void *)maps};
   cudaError_t e = pkv_cuda_launch_kernel(
-      (const void *)pkv_cuda_node<MMA, HD>, dim3((unsigned)s->parts), pkv_node_config<HD>::threads,
-      (size_t)pkv_node_config<HD>::shared_bytes, dependent, arguments, stream);
+      (const void *)pkv_cuda_node<typename KV::mma, HD, KV::bytes>, dim3((unsigned)s->parts),
+      C::threads, (size_t)C::shared_bytes, dependent, arguments, stream);
   if (e == cudaSuccess)
     e = pkv_cuda_launch_kernel(
         (const void *)pkv_cuda_private<K, HD>, dim3(2 * (unsigned)s->parts, tiles), PKV_THREADS,
@@ -42,9 +43,15 @@ static cudaError_t pkv_shared_launch(const pkv_cuda_shared_params *s,
   return e;
 }
 
+#define PKV_CUDA_SHARED_OPS(kv, hd)                                                                \
+  { pkv_shared_launch<kv, hd>, pkv_shared_prepare<kv, hd> }
+/* Head dimensions 64 and 128. */
 #define PKV_CUDA_SHARED_SET(name, kv)                                                              \
   extern "C" const pkv_cuda_shared_ops name[2];                                                    \
-  const pkv_cuda_shared_ops name[2] = {{pkv_shared_launch<kv, 64>, pkv_shared_prepare<kv, 64>},    \
-                                       {pkv_shared_launch<kv, 128>, pkv_shared_prepare<kv, 128>}};
+  const pkv_cuda_shared_ops name[2] = {PKV_CUDA_SHARED_OPS(kv, 64), PKV_CUDA_SHARED_OPS(kv, 128)};
+/* 128 alone. */
+#define PKV_CUDA_SHARED_SET_128(name, kv)                                                          \
+  extern "C" const pkv_cuda_shared_ops name;                                                       \
+  const pkv_cuda_shared_ops name = PKV_CUDA_SHARED_OPS(kv, 128);
 
 #endif

@@ -27,9 +27,12 @@ static CUresult encode(CUtensorMap *map, const void *encoder, const pkv_cache *c
                        const int64_t strides[3]) {
   const int64_t bytes = (int64_t)pkv_dtype_bytes(c->dtype);
   const int64_t counts[4] = {c->head_dim, c->page_tokens, c->kv_heads, c->pages};
+  /* e4m3: rows as they are, all dimensions in one box, not swizzled; node_widen.cuh does that. */
+  const int wide = bytes == 1;
   const cuuint32_t box[4] = {
-      64, (cuuint32_t)(c->page_tokens < PKV_CUDA_BOX_TOKENS ? c->page_tokens : PKV_CUDA_BOX_TOKENS),
-      1, 1};
+      wide ? (cuuint32_t)c->head_dim : 64,
+      (cuuint32_t)(c->page_tokens < PKV_CUDA_BOX_TOKENS ? c->page_tokens : PKV_CUDA_BOX_TOKENS), 1,
+      1};
   const cuuint32_t steps[4] = {1, 1, 1, 1};
   cuuint64_t sizes[4], apart[3];
   for (int i = 0; i < 4; i++)
@@ -41,11 +44,12 @@ static CUresult encode(CUtensorMap *map, const void *encoder, const pkv_cache *c
   memcpy(&function, &encoder, sizeof function);
   memcpy(&address, &base, sizeof address);
   return function(map,
-                  c->dtype == PKV_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                  wide                         ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                  : c->dtype == PKV_DTYPE_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                               : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                   4, address, sizes, apart, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                  wide ? CU_TENSOR_MAP_SWIZZLE_NONE : CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 int pkv_cuda_encode_tensors(pkv_cuda_tensor_maps *maps, const void *encoder,
