@@ -648,8 +648,7 @@ pkv_status bench_device_run(bench_frame *frame, pkv_error *err) {
     PKV_TRY(pkv_flashinfer_open(&b.flashinfer, frame->o->flashinfer, err));
   pkv_status status = pkv_meter_create(&b.meter, &why);
   PKV_CHECK(err, status == PKV_OK, status, "no CUDA device to measure: %s", why.text);
-  (void)snprintf(frame->run.device, sizeof frame->run.device, "%s", b.meter->info.device);
-  (void)snprintf(frame->run.driver, sizeof frame->run.driver, "%s", b.meter->info.driver);
+  bench_run_describe_device(&frame->run, b.meter->info.device, b.meter->info.driver);
   b.pool.limit = frame->o->memory_mib > 0 ? (int64_t)frame->o->memory_mib << 20
                                           : b.meter->info.free_bytes / 4 * 3;
   list_contenders(&b);

@@ -30,6 +30,13 @@ void bench_run_describe(bench_run *run, const char *isa) {
   plain_text(run->driver);
 }
 
+void bench_run_describe_device(bench_run *run, const char *device, const char *driver) {
+  (void)snprintf(run->device, sizeof run->device, "%s", device);
+  (void)snprintf(run->driver, sizeof run->driver, "%s", driver);
+  plain_text(run->device);
+  plain_text(run->driver);
+}
+
 void bench_result_init(bench_result *r, const char *cell, const char *route) {
   memset(r, 0, sizeof *r);
   r->cell = cell;

@@ -41,7 +41,9 @@ typedef struct bench_run {
   char setup[160]; /* dtype, heads, page, layout */
 } bench_run;
 
+/* This processor and its system; or a device and its driver, as a meter names them. */
 void bench_run_describe(bench_run *run, const char *isa);
+void bench_run_describe_device(bench_run *run, const char *device, const char *driver);
 
 void bench_result_init(bench_result *r, const char *cell, const char *route);
 void bench_result_deinit(bench_result *r);

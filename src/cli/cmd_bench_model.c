@@ -16,6 +16,7 @@
 #include "cli/bench_figures.h"
 #include "cli/bench_llama_tables.h"
 #include "cli/prompt_text.h"
+#include "measure/meter.h"
 
 #define MAX_LIST   16
 #define MAX_TOKENS (1 << 22)
@@ -182,6 +183,15 @@ static pkv_status run_start(bench_model *b, pkv_error *err) {
   return give(b, &figures[1], err);
 }
 
+/* Results of a device name it and its driver, not the processor beside it. Where there is none, the
+   engine's own words about that come next. */
+static void name_device(bench_run *run) {
+  pkv_meter *meter = NULL;
+  if (pkv_meter_create(&meter, NULL) != PKV_OK) return;
+  bench_run_describe_device(run, meter->info.device, meter->info.driver);
+  pkv_meter_destroy(meter);
+}
+
 static pkv_status open_model(bench_model *b, pkv_error *err) {
   const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
   pkv_executor_options executor_options = PKV_EXECUTOR_OPTIONS_INIT;
@@ -201,6 +211,7 @@ static pkv_status open_model(bench_model *b, pkv_error *err) {
   bench_model_describe(&b->run, cuda ? "cuda" : pkv_isa_name(pkv_executor_isa(executor)),
                        b->o->random != NULL ? b->o->random : b->o->model);
   pkv_executor_destroy(executor);
+  if (cuda) name_device(&b->run.run);
   return PKV_OK;
 }
 
