@@ -44,8 +44,10 @@ static pkv_status list_requests(decode *w, pkv_error *err) {
   }
   const size_t rows = (size_t)b->rows, entries = rows * (size_t)b->max_pages;
   b->lengths = pkv_alloc(&a, rows * sizeof(int32_t));
+  b->borrowed = pkv_alloc_zeroed(&a, rows, sizeof(int32_t));
   b->ids = pkv_alloc(&a, entries * sizeof(int32_t));
-  PKV_CHECK(err, b->lengths && b->ids, PKV_E_NOMEM, "no memory for %zu pages", entries);
+  PKV_CHECK(err, b->lengths && b->borrowed && b->ids, PKV_E_NOMEM, "no memory for %zu pages",
+            entries);
   int32_t next = 0;
   for (int32_t i = 0; i < b->rows; i++) {
     const int32_t *table = pkv_trace_table(w->trace, i);
@@ -116,6 +118,7 @@ static void close_all(decode *w) {
   pkv_free(&a, w->values, w->value_bytes);
   pkv_free(&a, w->all.ids, (size_t)w->all.rows * (size_t)w->all.max_pages * sizeof(int32_t));
   pkv_free(&a, w->all.lengths, (size_t)w->all.rows * sizeof(int32_t));
+  pkv_free(&a, w->all.borrowed, (size_t)w->all.rows * sizeof(int32_t));
   pkv_trace_destroy(w->trace);
 }
 
