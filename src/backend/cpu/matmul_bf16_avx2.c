@@ -28,13 +28,14 @@ void pkv_dense_narrow_avx2(const pkv_dense_x *x, int64_t row0, int64_t row1) {
   const int64_t stride = pkv_half_stride(x->k);
   for (int64_t r = row0; r < row1; r++) {
     uint16_t *to = x->half + r * stride;
+    const float *row = x->x + r * x->x_stride;
     for (int64_t k0 = 0; k0 < stride; k0 += 16) {
       _Alignas(32) float tail[16] = {0.0f};
-      const float *from = x->x + r * x->x_stride + k0;
-      if (x->k - k0 < 16) {
-        if (x->k > k0) memcpy(tail, from, (size_t)(x->k - k0) * sizeof *from);
-        from = tail;
-      }
+      const float *from = tail;
+      if (x->k - k0 >= 16)
+        from = row + k0;
+      else if (x->k > k0)
+        memcpy(tail, row + k0, (size_t)(x->k - k0) * sizeof *row);
       const __m256i low = narrow_eight(_mm256_loadu_ps(from));
       const __m256i high = narrow_eight(_mm256_loadu_ps(from + 8));
       const __m256i both = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, high), 0xd8);

@@ -16,7 +16,8 @@ static void narrow(const pkv_dense_x *x, int64_t row0, int64_t row1) {
     for (int64_t k0 = 0; k0 < stride; k0 += 16) {
       const int64_t left = x->k - k0;
       const uint32_t mask = left >= 16 ? 0xffffu : left > 0 ? (1u << left) - 1u : 0u;
-      const __m512 v = _mm512_maskz_loadu_ps((__mmask16)mask, x->x + r * x->x_stride + k0);
+      const float *from = x->x + r * x->x_stride + (left > 0 ? k0 : 0);
+      const __m512 v = _mm512_maskz_loadu_ps((__mmask16)mask, from);
       const __m256bh h = _mm512_cvtneps_pbh(v);
       memcpy(x->half + r * stride + k0, &h, sizeof h);
     }
