@@ -220,7 +220,8 @@ PKV_API pkv_tool_style pkv_model_tool_style(const pkv_model *model);
 typedef struct pkv_engine pkv_engine;
 
 typedef enum pkv_activations {
-  /* Fast: products of quantised weights take activations rounded to 8 bits. */
+  /* Fast: products of quantised weights take activations rounded to 8 bits, of BF16 weights to
+     bf16. */
   PKV_ACTIVATIONS_I8 = 0,
   PKV_ACTIVATIONS_F32 = 1 /* exact: float activations throughout */
 } pkv_activations;

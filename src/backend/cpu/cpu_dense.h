@@ -10,7 +10,8 @@
  *   - Row i of a result depends on row i of the inputs only: its bits are the same alone and inside
  *     any batch, on any number of workers. A NaN or infinity in one row stays in that row.
  *   - In one compute mode all kernels (scalar, AVX2, AVX-512) do the same roundings in the same
- *     order: matmul, embed, rms_norm, rope, swiglu and add give the same bits on each.
+ *     order: matmul, embed, rms_norm, rope, swiglu and add give the same bits on each (but for BF16
+ *     weights in the I8 mode where numbers are below 2^-126, see there).
  *
  * Products, exactly. Blocks of 32 along k, b = 0, 1, ...; w = (q + offset) * d [+ m].
  *   F32  lane j (0..7) sums w[i] * x[i] over i = j mod 8 in rising i with fused multiply-adds;
