@@ -33,9 +33,8 @@
 enum { REQUESTS = 8, LONGEST = 64, VOCAB = 512 };
 enum { TELLS = 3, HEARS = 4 }; /* descriptors between a child's process and the test's */
 
-static unsigned char *small_model(pkv_model **model, int32_t vocab) {
+static small_llama small_shape(int32_t vocab) {
   small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
   t.layers = 2;
   t.width = 256;
   t.feed_forward = 512;
@@ -46,6 +45,12 @@ static unsigned char *small_model(pkv_model **model, int32_t vocab) {
   t.context = 512;
   t.vocab = vocab;
   t.seed = 5;
+  return t;
+}
+
+static unsigned char *small_model(pkv_model **model, int32_t vocab) {
+  const small_llama t = small_shape(vocab);
+  size_t size = 0;
   unsigned char *const bytes = small_llama_bytes(&t, &size);
   OK(pkv_model_open_memory(model, bytes, size, NULL, err));
   return bytes;
@@ -536,10 +541,76 @@ static void test_device_lost(void **state) {
   assert_true(seconds < 10.0);
 }
 
+/* ------------------------------------------------------------------ logits that are not finite */
+
+enum { BAD = 9, PROMPT = 40 };
+
+static drive_answer nan_answers[3][REQUESTS];
+
+/* A model whose token BAD has an embedding of NaN, and a head of its own. */
+static unsigned char *nan_model(pkv_model **model) {
+  small_llama t = small_shape(VOCAB);
+  pkv_model *plain = NULL;
+  size_t size = 0;
+  t.output = true;
+  unsigned char *const bytes = small_llama_bytes(&t, &size);
+  OK(pkv_model_open_memory(&plain, bytes, size, NULL, err));
+  const pkv_weight embed = plain->embed;
+  const size_t row =
+      (size_t)((const unsigned char *)embed.data - bytes) + BAD * (size_t)embed.row_bytes;
+  pkv_model_close(plain);
+  assert_int_equal(embed.type, PKV_WTYPE_F16);
+  memset(bytes + row, 0x7f, (size_t)embed.row_bytes);
+  OK(pkv_model_open_memory(model, bytes, size, NULL, err));
+  return bytes;
+}
+
+/* Eight requests together; bad: request 3 has the token. */
+static void answer_all(pkv_engine *engine, bool bad, drive_answer *answers) {
+  static int32_t prompts[REQUESTS][PROMPT];
+  pkv_request r = PKV_REQUEST_INIT;
+  r.prompt_tokens = PROMPT;
+  r.max_tokens = 16;
+  r.ignore_end = 1;
+  for (int i = 0; i < REQUESTS; i++) {
+    drive_prompt(prompts[i], PROMPT, VOCAB, 100 + (uint64_t)i);
+    for (int j = 0; j < PROMPT; j++)
+      if (prompts[i][j] == BAD) prompts[i][j] = BAD + 1;
+    if (i == 3 && bad) prompts[i][20] = BAD;
+    r.prompt = prompts[i];
+    drive_submit(engine, &r, &answers[i]);
+  }
+  (void)drive_all(engine, 200);
+}
+
+/* NaN in one request's logits ends that request with an error. Those beside it, and those that have
+   its pages later, are answered as without it. */
+static void test_logits_not_finite(void **state) {
+  (void)state;
+  pkv_model *model = NULL;
+  NEED_GPU();
+  unsigned char *const bytes = nan_model(&model);
+  pkv_engine_options o = device_options();
+  o.cache_tokens = REQUESTS * LONGEST; /* no page but theirs */
+  pkv_engine *const engine = drive_engine(model, &o);
+  answer_all(engine, false, nan_answers[0]);
+  answer_all(engine, true, nan_answers[1]);
+  answer_all(engine, false, nan_answers[2]);
+  drive_finish(engine);
+  for (int i = 0; i < REQUESTS; i++) {
+    drive_equal(&nan_answers[2][i], &nan_answers[0][i], "after a request that failed");
+    if (i != 3) drive_equal(&nan_answers[1][i], &nan_answers[0][i], "beside a request that fails");
+  }
+  assert_int_equal(nan_answers[1][3].finish, PKV_FINISH_ERROR);
+  assert_int_equal(nan_answers[1][3].count, 0);
+  pkv_model_close(model);
+  gguf_build_drop(bytes);
+}
+
 int gpu_suite_faults(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_padded_rows), cmocka_unit_test(test_too_little_memory),
-      cmocka_unit_test(test_calls_of_a_life), cmocka_unit_test(test_memory_of_others),
-      cmocka_unit_test(test_device_lost)};
+      cmocka_unit_test(test_padded_rows),       cmocka_unit_test(test_too_little_memory),
+      cmocka_unit_test(test_calls_of_a_life),   cmocka_unit_test(test_memory_of_others),
+      cmocka_unit_test(test_logits_not_finite), cmocka_unit_test(test_device_lost)};
   return cmocka_run_group_tests_name("faults", tests, gpu_setup, gpu_teardown);
 }
