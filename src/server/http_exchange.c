@@ -370,17 +370,19 @@ static bool check_who(pkv_exchange *x, pkv_api_error *error, const seen_headers 
   return true;
 }
 
-/* What can be said of a body before it comes. */
-static bool check_body(const pkv_exchange *x, pkv_api_error *error) {
-  const pkv_server *const server = x->connection->server;
+/* What can be said of a body before it comes. One that is a little too large is taken and dropped:
+ * a client that sends all before it reads would find the connection closed, and no answer. */
+static bool check_body(pkv_exchange *x, pkv_api_error *error) {
+  const int64_t most = x->connection->server->options->max_body;
   const char *const length = header_of(x, MHD_HTTP_HEADER_CONTENT_LENGTH);
   int64_t bytes = 0;
   if (header_of(x, MHD_HTTP_HEADER_CONTENT_ENCODING) != NULL)
     return pkv_api_refuse(error, 415, "content_encoding", "", "bodies are taken uncompressed only");
-  if (length != NULL && !pkv_parse_i64(&bytes, length, 0, server->options->max_body))
-    return pkv_api_refuse(error, 413, "body_too_large", "", "the body may have %lld bytes",
-                          (long long)server->options->max_body);
-  return true;
+  if (length == NULL || pkv_parse_i64(&bytes, length, 0, most)) return true;
+  x->too_large = header_of(x, MHD_HTTP_HEADER_EXPECT) == NULL &&
+                 pkv_parse_i64(&bytes, length, 0, DROP_FACTOR * most);
+  return x->too_large || pkv_api_refuse(error, 413, "body_too_large", "",
+                                        "the body may have %lld bytes", (long long)most);
 }
 
 static enum MHD_Result refuse_head(pkv_exchange *x, const pkv_api_error *error, const char *allow) {

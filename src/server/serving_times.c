@@ -88,7 +88,7 @@ pkv_status pkv_histograms_print(pkv_buffer *out, const pkv_histograms *h, pkv_er
                                 measures[m].bounds[i], below));
     }
     PKV_TRY(pkv_buffer_printf(out, err,
-                              "pkv_%s_bucket{le=\"+Inf\"} %lld\npkv_%s_sum %.9g\n"
+                              "pkv_%s_bucket{le=\"+Inf\"} %lld\npkv_%s_sum %.15g\n"
                               "pkv_%s_count %lld\n",
                               name, (long long)one->count, name, one->sum, name,
                               (long long)one->count));
