@@ -38,6 +38,16 @@ struct pkv_router {
   struct pkv_plan header; /* of a batch that flashinfer takes: what arguments are checked against */
 };
 
+/* Parts of `balanced`: the profile's, or 0 where the device takes so many by itself: it then may
+ * leave places free (device.c). */
+static pkv_status own_parts(int32_t *parts, const pkv_router *r, pkv_error *err) {
+  *parts = 0;
+  if (!r->profile.model) return PKV_OK;
+  PKV_TRY(pkv_device_parts(parts, r->executor, r->kv_dtype, r->shape.head_dim, err));
+  *parts = r->profile.model->parts == *parts ? 0 : r->profile.model->parts;
+  return PKV_OK;
+}
+
 /* The memory of the routes that are planned here: the most that the policies ask of each. */
 static pkv_status create_ours(pkv_router *r, int32_t max_seq_len, pkv_error *err) {
   for (int32_t route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++) {
@@ -45,8 +55,9 @@ static pkv_status create_ours(pkv_router *r, int32_t max_seq_len, pkv_error *err
     size_t bytes, unused;
     if ((r->profile.routes & BIT(route)) == 0) continue;
     o.route = (pkv_route)route;
-    o.parts = route == PKV_ROUTE_BALANCED && r->profile.model ? r->profile.model->parts : 0;
-    if (route != PKV_ROUTE_BALANCED)
+    if (route == PKV_ROUTE_BALANCED)
+      PKV_TRY(own_parts(&o.parts, r, err));
+    else
       o.splits = route == PKV_ROUTE_WORKQUEUE ? STATIC_SPLITS : MOST_SPLITS;
     if (route == PKV_ROUTE_WORKQUEUE) { /* its own rule may ask for more than the fixed splits */
       size_t own;

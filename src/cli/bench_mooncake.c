@@ -66,9 +66,9 @@ static pkv_status fill_cell(bench_cell *out, const sched_work *w, const bench_ce
   out->batches = pkv_alloc_zeroed(&a, (size_t)o->steps, sizeof *out->batches);
   PKV_CHECK(err, out->batches, PKV_E_NOMEM, "no memory for %d steps", o->steps);
   out->capacity = o->steps;
-  for (; out->count < o->steps; out->count++) {
+  while (out->count < o->steps) { /* counted before it is filled: what it holds is freed then */
     const int32_t first = (int32_t)((int64_t)out->count * places / o->steps);
-    PKV_TRY(fill_batch(&out->batches[out->count], w, first, o, err));
+    PKV_TRY(fill_batch(&out->batches[out->count++], w, first, o, err));
   }
   return PKV_OK;
 }

@@ -114,7 +114,10 @@ static pkv_status mooncake_line(sched_work *w, const char *line, size_t size, pk
                whole = (size_t)(prompt > 0 ? prompt : 0) / MOONCAKE_CHUNK;
   const size_t count = blocks < whole ? blocks : whole;
   pkv_status status = PKV_OK;
-  if (!json_is_array(ids) || !json_is_number(at) || !(json_number_value(at) >= 0) || prompt < 1 ||
+  bool whole_ids = json_is_array(ids);
+  for (size_t i = 0; i < count && whole_ids; i++)
+    whole_ids = json_is_integer(json_array_get(ids, i));
+  if (!whole_ids || !json_is_number(at) || !(json_number_value(at) >= 0) || prompt < 1 ||
       prompt > MAX_PROMPT || output < 0 || output > MAX_OUTPUT || blocks > whole + 1)
     status = PKV_FAIL(err, PKV_E_FORMAT, "request %d is not one of Mooncake's", (int)w->count + 1);
   if (status == PKV_OK) status = reserve(w, count, err);

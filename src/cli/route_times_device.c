@@ -145,13 +145,13 @@ static pkv_status open_route(route_times *t, int32_t kind, route_time *time, pkv
   size_t workspace;
   if (is_flashinfer(kind)) return open_flashinfer(t, kind, err);
   PKV_TRY(route_plan_options(&r->options, t, kind, batch, err));
-  if (kind == PKV_ROUTE_BALANCED) r->options.parts = t->bare.parts;
   pkv_error why = {PKV_OK, NULL, {0}};
   const pkv_status made =
       pkv_device_plan_create(&r->plan, g->meter->executor, &t->o.shape, &r->options, t->o.kv_dtype,
                              batch->rows, g->d.longest, &why);
   if (made == PKV_E_UNSUPPORTED || made == PKV_E_NOMEM || made == PKV_E_RANGE) return PKV_OK;
   PKV_CHECK(err, made == PKV_OK, made, "%s: %s", pkv_cost_kind_name(kind), why.text);
+  if (kind == PKV_ROUTE_BALANCED) r->options.parts = t->bare.parts; /* the device's own choice */
   PKV_TRY(pkv_plan_size(&r->host_bytes, &workspace, &t->o.shape, &r->options, batch->rows,
                         g->d.longest, err));
   r->host_plan = pkv_alloc(&a, r->host_bytes);

@@ -185,10 +185,12 @@ def test_same_answers_in_any_engine(kv_dtype):
     for order, admission in (("tree", "marginal"), ("lpm", "always")):
         with make(kv_dtype=kv_dtype, order=order, admission=admission, prefill_chunk=24,
                   cache_tokens=draw.randint(176, 224), max_seq_len=160, page_tokens=4) as engine:
-            for _ in range(2):  # the second time warm
+            for times in range(1, 9):  # from the second on warm; how many meet, threads decide
                 got = ask_all(engine, cases, together=True)
                 for i, case in enumerate(cases):
                     assert got[i] == want[i], (order, case)
+                if times > 1 and engine.stats["preemptions"] > 0:
+                    break
             preemptions += engine.stats["preemptions"]
             cached += engine.stats["prompt_tokens_reused"]
     assert preemptions > 0 and cached > 0
