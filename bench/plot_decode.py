@@ -12,6 +12,7 @@ Needs matplotlib.
 import argparse
 import sys
 
+import plotting
 import result_files
 
 
@@ -47,13 +48,7 @@ def best_peers(paths, setup):
 
 
 def draw(cells, peers, last, out):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "persistentkv"  # the same bytes each time
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(0.34 * len(cells) + 2.5, 4.6))
+    figure, axes = plotting.begin(0.34 * len(cells) + 2.5)
     spots = range(len(cells))
     mine = [gpu / null for _, gpu, null, _ in cells]
     axes.axhline(1.0, color="0.35", linewidth=1.0, label="null read of the same pages")
@@ -73,12 +68,7 @@ def draw(cells, peers, last, out):
     axes.set_ylabel("time of a layer / null read")
     axes.set_ylim(bottom=0.9)
     axes.grid(axis="y", linewidth=0.4, color="0.85")
-    axes.set_axisbelow(True)
-    axes.legend(fontsize=8, frameon=False)
-    axes.set_title(f"Ragged decode, {last['device']}, {last.get('setup') or 'f16'}; commit "
-                   f"{last['commit']}", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(out, dpi=160, metadata={"Date": None} if out.endswith(".svg") else None)
+    plotting.end(figure, axes, "Ragged decode", last, out)
 
 
 def main():

@@ -11,6 +11,7 @@ limit, the null read of each page once, and peers by the cell's name from any of
 import argparse
 import sys
 
+import plotting
 import result_files
 
 OURS = {"balanced": ("tab:gray", "o"), "shared": ("tab:blue", "o")}
@@ -43,13 +44,9 @@ def collect(paths, prefix, setup):
 
 
 def draw(lines, last, out):
-    import matplotlib
+    from matplotlib.ticker import FuncFormatter
 
-    matplotlib.use("Agg")
-    matplotlib.rcParams["svg.hashsalt"] = "persistentkv"  # the same bytes each time
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7.2, 4.6))
+    figure, axes = plotting.begin(7.2)
     others = iter(OTHERS * 4)
     for name, points in sorted(lines.items(), key=lambda line: max(line[1].values())):
         degrees = sorted(points)
@@ -69,19 +66,14 @@ def draw(lines, last, out):
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sorted({d for points in lines.values() for d in points}))
-    plain = matplotlib.ticker.FuncFormatter(lambda x, _: f"{x:g}")
+    plain = FuncFormatter(lambda x, _: f"{x:g}")
     for formatter in (axes.xaxis.set_major_formatter, axes.yaxis.set_major_formatter,
                       axes.yaxis.set_minor_formatter):
         formatter(plain)
     axes.set_xlabel("rows that share a prefix (blue figures: over the limit)")
     axes.set_ylabel("microseconds a layer")
     axes.grid(which="both", linewidth=0.4, color="0.88")
-    axes.set_axisbelow(True)
-    axes.legend(fontsize=8, frameon=False)
-    axes.set_title(f"Shared prefixes, {last['device']}, {last.get('setup') or 'f16'}; commit "
-                   f"{last['commit']}", fontsize=9)
-    figure.tight_layout()
-    figure.savefig(out, dpi=160, metadata={"Date": None} if out.endswith(".svg") else None)
+    plotting.end(figure, axes, "Shared prefixes", last, out)
 
 
 def main():

@@ -39,8 +39,8 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_device_parts(int32_t *parts, pkv_executor 
 
 /*
  * A plan and its workspace in device memory, sized once from limits. Single-owner; one launch at a
- * time: two streams need two. options->parts 0 = as many as fill the device; tile_cost and
- * segment_cost 0 = 8 and 16.
+ * time: two streams need two. options->parts 0 = as many as fill the device, of which `balanced`
+ * uses one in 32 less where rows x kv_heads is at most 16; tile_cost and segment_cost 0 = 8 and 16.
  */
 typedef struct pkv_device_plan pkv_device_plan;
 
@@ -54,8 +54,8 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_create(pkv_device_plan **out,
 PKV_API void pkv_device_plan_destroy(pkv_device_plan *plan);
 /*
  * Plans `rows` rows on the device: one kernel that reads seq_len [rows] (device) and writes the
- * bytes
- * that pkv_plan_build would. `balanced` only. Rows that are not live have length 0.
+ * bytes that pkv_plan_build would with so many parts. `balanced` only. Rows that are not live have
+ * length 0.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows,
                                                         const int32_t *seq_len, void *stream,

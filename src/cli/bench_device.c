@@ -441,12 +441,9 @@ static pkv_status open_flashinfer(bench_device *b, bench_contender *c, pkv_error
   return attend(b, c, 0, false, err); /* lists the pages */
 }
 
-/* The plan on the device, and its counters from a copy of it. */
-static pkv_status open_shared(bench_device *b, bench_contender *c, pkv_error *err) {
+/* The plan that the device makes, and its counters from a copy of it. */
+static pkv_status plan_there(bench_device *b, bench_contender *c, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
-  c->options = bench_plan_options(b->frame->o, c->route);
-  PKV_TRY(pkv_device_plan_create(&c->plan, b->meter->executor, &b->frame->shape, &c->options,
-                                 b->d.first.dtype, b->d.batch->rows, b->d.longest, err));
   PKV_TRY(make_plan(b, c, err));
   pkv_status status =
       pkv_device_plan_download(NULL, 0, &c->host_bytes, c->plan, b->meter->stream, err);
@@ -459,22 +456,13 @@ static pkv_status open_shared(bench_device *b, bench_contender *c, pkv_error *er
   return pkv_plan_get_stats(&c->stats, c->host_plan, b->d.first.dtype, err);
 }
 
-/* The plan on the device, and its counters from the same plan made here. */
-static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err) {
+/* The plan that is made here and uploaded, and its counters. */
+static pkv_status plan_here(bench_device *b, bench_contender *c, pkv_error *err) {
   const pkv_allocator a = pkv_allocator_default();
   const bench_batch *batch = b->d.batch;
   const pkv_shape *shape = &b->frame->shape;
-  const pkv_dtype dtype = b->d.first.dtype;
   const pkv_plan *plan;
   size_t workspace;
-  if (c->kind > 0) return open_flashinfer(b, c, err);
-  if (c->route == PKV_ROUTE_SHARED) return open_shared(b, c, err);
-  c->options = bench_plan_options(b->frame->o, c->route);
-  PKV_TRY(pkv_device_plan_create(&c->plan, b->meter->executor, shape, &c->options, dtype,
-                                 batch->rows, b->d.longest, err));
-  if (c->options.parts == 0 && plans_on_device(c))
-    PKV_TRY(pkv_device_parts(&c->options.parts, b->meter->executor, dtype, shape->head_dim, err));
-  pkv_device_plan_set_fused(c->plan, c->fused);
   PKV_TRY(pkv_plan_size(&c->host_bytes, &workspace, shape, &c->options, batch->rows, b->d.longest,
                         err));
   c->host_plan = pkv_alloc(&a, c->host_bytes);
@@ -482,8 +470,17 @@ static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err)
   PKV_TRY(pkv_plan_build(&plan, c->host_plan, c->host_bytes, shape, &c->options, batch->rows,
                          batch->lengths, err));
   c->stats = (pkv_plan_stats)PKV_PLAN_STATS_INIT;
-  PKV_TRY(pkv_plan_get_stats(&c->stats, plan, dtype, err));
+  PKV_TRY(pkv_plan_get_stats(&c->stats, plan, b->d.first.dtype, err));
   return make_plan(b, c, err);
+}
+
+static pkv_status open_plan(bench_device *b, bench_contender *c, pkv_error *err) {
+  if (c->kind > 0) return open_flashinfer(b, c, err);
+  c->options = bench_plan_options(b->frame->o, c->route);
+  PKV_TRY(pkv_device_plan_create(&c->plan, b->meter->executor, &b->frame->shape, &c->options,
+                                 b->d.first.dtype, b->d.batch->rows, b->d.longest, err));
+  pkv_device_plan_set_fused(c->plan, c->fused);
+  return plans_on_device(c) ? plan_there(b, c, err) : plan_here(b, c, err);
 }
 
 static double larger(double a, double b) {
