@@ -15,14 +15,14 @@ const sched_shape sched_shapes[SCHED_SHAPES] = {
     {"longchat-13b", 40, 40, 40, 128, 12.85e9},
 };
 
-/* h200: route balanced on one, fitted to 71 steps (mean error 4.1 %, 62 within 10 %, largest
-   15.0 %); GEMM and products as measured on one, a step's base of another engine. h200-fa3: another
-   engine's attention; step and L2 rate are read off two of its steps, not fitted. rtx6000-ada: its
-   data sheet, with the same step. */
+/* h200: route balanced on one, fitted to 71 steps (bench/fit_l2.py: mean error 2.8 %, 69 within
+   10 %, largest 12.5 %); GEMM and products as measured on one, a step's base of another engine.
+   h200-fa3: another engine's attention; step and L2 rate are read off two of its steps, not fitted.
+   rtx6000-ada: its data sheet, with the same step. */
 static const sched_device devices[] = {
-    {"h200", 4.34, 4.65, 34, 9.71, 1600, 770, 600, 110, 0.085, 132},
-    {"h200-fa3", 4.63, 5.2, 60, 6.2, 1600, 770, 600, 110, 0, 0},
-    {"rtx6000-ada", 0.96, 5.2, 96, 3.0, 1600, 182, 140, 28, 0, 0},
+    {"h200", 4.337, 5.40, 28, 9.53, 1600, 770, 600, 110, 0.0816, 1.3, 264},
+    {"h200-fa3", 4.63, 5.2, 60, 6.2, 1600, 770, 600, 110, 0, 1, 0},
+    {"rtx6000-ada", 0.96, 5.2, 96, 3.0, 1600, 182, 140, 28, 0, 1, 0},
 };
 
 const char *sched_route_name(int32_t route) {
@@ -32,18 +32,19 @@ const char *sched_route_name(int32_t route) {
 static const struct field {
   const char *name;
   size_t offset;
-  bool optional;
+  double left_out; /* what it is then; below 0 = it must be there */
 } fields[] = {
-    {"read_tb_s", offsetof(sched_device, read_tb_s), false},
-    {"read_us", offsetof(sched_device, read_us), false},
-    {"l2_mb", offsetof(sched_device, l2_mb), false},
-    {"l2_tb_s", offsetof(sched_device, l2_tb_s), false},
-    {"step_us", offsetof(sched_device, step_us), false},
-    {"gemm_tflops", offsetof(sched_device, gemm_tflops), false},
-    {"attention_tflops", offsetof(sched_device, attention_tflops), false},
-    {"cache_gb", offsetof(sched_device, cache_gb), false},
-    {"row_us", offsetof(sched_device, row_us), true},
-    {"side_by_side", offsetof(sched_device, side_by_side), true},
+    {"read_tb_s", offsetof(sched_device, read_tb_s), -1},
+    {"read_us", offsetof(sched_device, read_us), -1},
+    {"l2_mb", offsetof(sched_device, l2_mb), -1},
+    {"l2_tb_s", offsetof(sched_device, l2_tb_s), -1},
+    {"step_us", offsetof(sched_device, step_us), -1},
+    {"gemm_tflops", offsetof(sched_device, gemm_tflops), -1},
+    {"attention_tflops", offsetof(sched_device, attention_tflops), -1},
+    {"cache_gb", offsetof(sched_device, cache_gb), -1},
+    {"row_us", offsetof(sched_device, row_us), 0},
+    {"overlap", offsetof(sched_device, overlap), 1},
+    {"parts", offsetof(sched_device, parts), 0},
 };
 #define FIELDS (sizeof fields / sizeof *fields)
 
@@ -51,10 +52,12 @@ static pkv_status from_json(sched_device *out, const json_t *root, const char *p
                             pkv_error *err) {
   for (size_t i = 0; i < FIELDS; i++) {
     const json_t *const value = json_object_get(root, fields[i].name);
-    const bool left_out = fields[i].optional && value == NULL;
-    const double number = json_is_number(value) ? json_number_value(value) : left_out ? 0 : -1.0;
-    PKV_CHECK(err, (number > 0 || (number >= 0 && fields[i].optional)) && number < 1e9,
-              PKV_E_FORMAT, "%s: %s must be a number above 0 and below 1e9", path, fields[i].name);
+    const double least = fields[i].left_out;
+    const double number = json_is_number(value) ? json_number_value(value)
+                          : value == NULL       ? least
+                                                : -1;
+    PKV_CHECK(err, (number > 0 || (number >= 0 && least == 0)) && number < 1e9, PKV_E_FORMAT,
+              "%s: %s must be a number above 0 and below 1e9", path, fields[i].name);
     memcpy((char *)out + fields[i].offset, &number, sizeof number);
   }
   const char *const name = json_string_value(json_object_get(root, "name"));
@@ -84,25 +87,39 @@ double sched_kv_bytes(const sched_shape *shape) {
   return 4.0 * shape->layers * shape->kv_heads * shape->head_dim;
 }
 
-double sched_decode_s(const sched_device *d, const sched_shape *s, sched_route route,
-                      const sched_load *load) {
-  const double bandwidth = d->read_tb_s * 1e12;
-  const double token = sched_kv_bytes(s), layer = token / s->layers;
-  const double gemm =
-      fmax(2 * s->parameters / bandwidth, 2 * s->parameters * load->rows / (d->gemm_tflops * 1e12));
+/* The share of what is read again that comes from L2. */
+static double held(const sched_device *d, sched_reuse *reuse, const sched_load *load,
+                   double layer) {
+  const double again = load->total - load->unique, shared = load->shared * layer;
+  if (shared <= 0) return 0;
+  if (reuse == NULL) return fmin(1, d->l2_mb * 1e6 / shared);
+  const double rows = round(again / load->shared) + 1;
+  const double groups = fmax(1, round(load->rows / rows));
+  return sched_reuse_share(reuse, (int32_t)groups, (int32_t)rows, shared,
+                           load->unique * layer - shared, d->l2_mb * 1e6);
+}
+
+double sched_attention_s(const sched_device *d, const sched_shape *s, sched_reuse *reuse,
+                         sched_route route, const sched_load *load) {
+  const double layer = sched_kv_bytes(s) / s->layers;
+  const double memory = d->read_tb_s * 1e12, l2 = d->l2_tb_s * 1e12, p = d->overlap;
   const double products =
-      4.0 * s->layers * s->query_heads * s->head_dim * load->total / (d->attention_tflops * 1e12);
-  const double again = fmax(0, load->total - load->unique) * token;
-  const double window = load->shared * layer;
-  const double chance = window > 0 ? fmin(1, d->l2_mb * 1e6 / window) : 0;
-  const double copies = window > 0 ? again / token / load->shared + 1 : 1;
-  const bool near =
-      load->rows <= d->side_by_side || (d->side_by_side > 0 && load->rows / copies < 1.5);
-  const double hit = near ? again : again * (d->side_by_side > 0 ? sqrt(chance) : chance);
-  const double unique = load->unique * token / bandwidth;
-  const double read = unique + (again - hit) / bandwidth + hit / (d->l2_tb_s * 1e12);
-  return d->step_us / 1e6 + gemm + s->layers * (d->read_us + d->row_us * load->rows) / 1e6 +
-         (route == SCHED_SHARED ? products + unique : fmax(products, read));
+      4.0 * s->query_heads * s->head_dim * load->total / (d->attention_tflops * 1e12);
+  const double wait = (d->read_us + d->row_us * load->rows) / 1e6;
+  if (route == SCHED_SHARED) return wait + products + load->unique * layer / memory;
+  const double again = fmax(0, load->total - load->unique) * layer;
+  const double missed = load->unique * layer + again * (1 - held(d, reuse, load, layer));
+  const double slower = fmax(0, pow(memory, -p) - pow(l2, -p)); /* the rate of memory, to -p */
+  const double read = pow(pow(load->total * layer / l2, p) + pow(missed, p) * slower, 1 / p);
+  return wait + fmax(products, read);
+}
+
+double sched_decode_s(const sched_device *d, const sched_shape *s, sched_reuse *reuse,
+                      sched_route route, const sched_load *load) {
+  const double weights = 2 * s->parameters / (d->read_tb_s * 1e12);
+  const double gemm = 2 * s->parameters * load->rows / (d->gemm_tflops * 1e12);
+  return d->step_us / 1e6 + fmax(weights, gemm) +
+         s->layers * sched_attention_s(d, s, reuse, route, load);
 }
 
 double sched_prefill_s(const sched_device *d, const sched_shape *s, double cached, double tokens) {

@@ -5,11 +5,12 @@
  *
  *   decode    step base + max(weights / bandwidth, GEMM flops / GEMM rate) + attention
  *   attention layers * (read latency + row time * rows) + one of
- *     ordinary  max(products / rate, (unique + missed) / bandwidth + hit / L2 rate)
- *               all rows read all their tokens. A token that another row has too is a hit with the
- *               chance min(1, L2 / bytes of one layer's shared tokens), else missed; with no
- *               more rows than `side_by_side`, or one group, it is a hit: rows read the same
- *               part at a time; else, with side_by_side, the root of that chance
+ *     ordinary  max(products / rate, reading): all rows read all their tokens. Reading takes
+ *               (through^p + missed^p)^(1/p), p being `overlap` (1: one after the other), for
+ *               all bytes at the rate of L2 and those that it does not hold at the rate of
+ *               memory, which is such that bytes read once take bytes / bandwidth. What another
+ *               row reads too is held with the chance of bench_sched_reuse.h if the profile has
+ *               `parts`, else with min(1, L2 / bytes of one layer's shared tokens)
  *     shared    products / rate + unique / bandwidth: what rows share is read once
  *   prefill   GEMM flops of the new tokens / GEMM rate + their attention products / rate, in the
  *             step, before the decode
@@ -18,6 +19,7 @@
 #define PKV_CLI_BENCH_SCHED_COST_H
 
 #include "base/status.h"
+#include "cli/bench_sched_reuse.h"
 
 typedef struct sched_device {
   char name[64];
@@ -26,7 +28,8 @@ typedef struct sched_device {
   double step_us; /* a step's time apart from weights and attention */
   double gemm_tflops, attention_tflops;
   double cache_gb; /* for the KV cache */
-  double row_us, side_by_side;
+  double row_us, overlap;
+  double parts; /* equal ones that a plan cuts a batch into; 0 = not known */
 } sched_device;
 
 typedef struct sched_shape {
@@ -42,8 +45,8 @@ typedef enum sched_route { SCHED_ORDINARY = 0, SCHED_SHARED = 1 } sched_route;
 #define SCHED_ROUTES 2
 const char *sched_route_name(int32_t route);
 
-/* "h200", "h200-fa3", "rtx6000-ada", or a JSON file with the struct's fields; row_us and
-   side_by_side are 0 where they are not named. E_FORMAT names the field. */
+/* "h200", "h200-fa3", "rtx6000-ada", or a JSON file with the struct's fields; where they are not
+   named row_us and parts are 0, overlap is 1. E_FORMAT names the field. */
 pkv_status sched_device_load(sched_device *out, const char *name, pkv_error *err);
 
 /* A batch, in tokens of the KV cache. */
@@ -53,9 +56,11 @@ typedef struct sched_load {
 } sched_load;
 
 double sched_kv_bytes(const sched_shape *shape); /* a token, all layers, 2 bytes a value */
-/* Seconds. */
-double sched_decode_s(const sched_device *device, const sched_shape *shape, sched_route route,
-                      const sched_load *load);
+/* Seconds. `reuse`: of the device's parts and the shape's KV heads; NULL for a device without. */
+double sched_attention_s(const sched_device *device, const sched_shape *shape, sched_reuse *reuse,
+                         sched_route route, const sched_load *load); /* a layer of a decode step */
+double sched_decode_s(const sched_device *device, const sched_shape *shape, sched_reuse *reuse,
+                      sched_route route, const sched_load *load);
 double sched_prefill_s(const sched_device *device, const sched_shape *shape, double cached,
                        double tokens);
 

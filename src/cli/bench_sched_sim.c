@@ -51,7 +51,7 @@ static double sim_cost(void *ctx, const pkv_sched_batch *batch) {
       .unique = (double)batch->unique_tokens + answers,
       .shared = (double)batch->common_tokens,
   };
-  return sched_decode_s(s->o->device, s->o->shape, s->o->route, &load);
+  return sched_decode_s(s->o->device, s->o->shape, s->o->reuse, s->o->route, &load);
 }
 
 static pkv_status sim_insert(sim *s, pkv_error *err) {
@@ -140,7 +140,7 @@ static pkv_status sim_decode(sim *s, double prefill, pkv_error *err) {
   const int32_t rows = s->row_count;
   const sched_load load = {rows, (double)(s->total + s->generated),
                            (double)(s->chunks.unique + s->generated), (double)s->chunks.shared};
-  const double decode = sched_decode_s(s->o->device, s->o->shape, s->o->route, &load);
+  const double decode = sched_decode_s(s->o->device, s->o->shape, s->o->reuse, s->o->route, &load);
   const double token = sched_kv_bytes(s->o->shape);
   s->now += prefill + decode;
   s->out->steps++;

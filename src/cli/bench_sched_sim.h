@@ -16,6 +16,7 @@ typedef struct sched_setup {
   const sched_work *work;
   const sched_device *device;
   const sched_shape *shape;
+  sched_reuse *reuse; /* NULL where the device has no parts */
   sched_route route;
   pkv_sched_order order;
   pkv_sched_policy policy;

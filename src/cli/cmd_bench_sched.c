@@ -261,6 +261,22 @@ static pkv_status make_work(sched_work *out, const bench_sched *b, int32_t group
   return sched_work_draw(out, &draw, err);
 }
 
+/* Every order, policy and route on one set of requests. */
+static pkv_status simulate_work(bench_sched *b, sched_setup *setup, int32_t groups,
+                                pkv_error *err) {
+  sched_work work;
+  PKV_TRY(make_work(&work, b, groups, err));
+  (void)printf("\n%d requests, %s\n%-10s %-12s %-8s %9s %8s %8s %8s %8s %8s %8s %5s %5s %6s %9s "
+               "%9s\n",
+               (int)work.count, work.name, "order", "policy", "route", "tokens/s", "TTFT p50",
+               "p90", "p99 s", "TPOT p50", "p99 ms", "wait s", "Jain", "hit", "rows", "total GB",
+               "unique GB");
+  setup->work = &work;
+  const pkv_status status = simulate_each(b, setup, err);
+  sched_work_free(&work);
+  return status;
+}
+
 static pkv_status run_simulation(bench_sched *b, pkv_error *err) {
   const bench_sched_options *const o = b->o;
   sched_device device;
@@ -281,20 +297,14 @@ static pkv_status run_simulation(bench_sched *b, pkv_error *err) {
                        .learner = o->learner};
   (void)printf("Simulated: %s, %s. Of profile h200 attention is fitted, of others nothing is.\n",
                device.name, setup.shape->name);
-  for (int32_t g = 0; g < (o->trace != NULL ? 1 : b->groups.count); g++) {
-    sched_work work;
-    PKV_TRY(make_work(&work, b, b->groups.value[g], err));
-    (void)printf("\n%d requests, %s\n%-10s %-12s %-8s %9s %8s %8s %8s %8s %8s %8s %5s %5s %6s %9s "
-                 "%9s\n",
-                 (int)work.count, work.name, "order", "policy", "route", "tokens/s", "TTFT p50",
-                 "p90", "p99 s", "TPOT p50", "p99 ms", "wait s", "Jain", "hit", "rows", "total GB",
-                 "unique GB");
-    setup.work = &work;
-    const pkv_status status = simulate_each(b, &setup, err);
-    sched_work_free(&work);
-    if (status != PKV_OK) return status;
-  }
-  return PKV_OK;
+  pkv_status status = PKV_OK;
+  if (device.parts > 0)
+    status = sched_reuse_init(&setup.reuse, (int32_t)device.parts, setup.shape->kv_heads, err);
+  const int32_t works = o->trace != NULL ? 1 : b->groups.count;
+  for (int32_t g = 0; g < works && status == PKV_OK; g++)
+    status = simulate_work(b, &setup, b->groups.value[g], err);
+  sched_reuse_free(setup.reuse);
+  return status;
 }
 
 static pkv_status open_csv(bench_sched *b, const char *head, const char *about, pkv_error *err) {
@@ -385,8 +395,8 @@ const pkv_command pkv_command_bench_sched = {
         "measured before you believe it. Traces: Mooncake's JSON lines, "
         "Azure's CSV, or prompt_len,decode_len,arrival (ms). A profile is a JSON object: name, "
         "read_tb_s, read_us, l2_mb, l2_tb_s, step_us, gemm_tflops, attention_tflops, cache_gb, "
-        "row_us, "
-        "side_by_side.",
+        "and "
+        "row_us, overlap, parts where they are known.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(bench_sched_options),

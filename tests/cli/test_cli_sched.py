@@ -146,25 +146,45 @@ class Simulation(Sched):
         profile = os.path.join(self.folder.name, "profile.json")
         device = {"name": "toy", "read_tb_s": 1, "read_us": 10, "l2_mb": 1, "l2_tb_s": 2,
                   "step_us": 1000, "gemm_tflops": 100, "attention_tflops": 100, "cache_gb": 50}
-        with open(profile, "w", encoding="utf-8") as file:
-            json.dump(device, file)
+
+        def write(**more):
+            with open(profile, "w", encoding="utf-8") as file:
+                json.dump({**device, **more}, file)
+
         args = ("--simulate", "--profile", profile, "-n", "1", "-g", "1", "--prefix", "1000",
                 "--own", "24", "--decode", "3", "--order", "tree")
         params, token = 7.5e9, 131072
         prefill = 2 * params * 1024 / 1e14 + 4 * 32 * 4096 * 1024 * 512 / 1e14
         steps = [1e-3 + 2 * params / 1e12 + 32 * 10e-6 + n * token / 1e12
                  for n in (1024, 1025, 1026)]
-        for row in self.rows(*args, "--route", "ordinary"):
+        for more in ({}, {"overlap": 1.3}, {"overlap": 2, "parts": 8, "row_us": 0}):
+            write(**more)  # nothing is read again, so that this changes nothing
+            row, = self.rows(*args, "--route", "ordinary")
             self.assertAlmostEqual(float(row["seconds"]), prefill + sum(steps), delta=1e-4)
             self.assertAlmostEqual(float(row["ttft_p50_s"]), prefill + steps[0], delta=1e-5)
             self.assertAlmostEqual(float(row["tpot_p50_ms"]), 1e3 * (steps[1] + steps[2]) / 2,
                                    delta=1e-3)
-        del device["l2_mb"]
-        with open(profile, "w", encoding="utf-8") as file:
-            json.dump(device, file)
-        code, _, err = pkv(*args)
-        self.assertEqual(code, 1)
-        self.assertIn("l2_mb", err)
+        for field, value in (("l2_mb", None), ("overlap", 0), ("parts", -1), ("row_us", "no")):
+            write(**{field: value})
+            code, _, err = pkv(*args)
+            self.assertEqual(code, 1)
+            self.assertIn(field, err)
+
+    def test_reading_again(self):
+        """Rows that share: dearer the less of it L2 holds, and the same again in every run."""
+        profile = os.path.join(self.folder.name, "profile.json")
+        device = {"name": "toy", "read_tb_s": 1, "read_us": 1, "l2_tb_s": 4, "step_us": 10,
+                  "gemm_tflops": 1e6, "attention_tflops": 1e6, "cache_gb": 500, "parts": 264,
+                  "overlap": 1.3}
+        args = ("--simulate", "--profile", profile, "-n", "256", "-g", "8", "--prefix", "2048",
+                "--decode", "20", "--order", "fcfs", "--route", "ordinary")
+        seconds = []
+        for l2_mb in (1e-3, 10, 30, 200):
+            with open(profile, "w", encoding="utf-8") as file:
+                json.dump({**device, "l2_mb": l2_mb}, file)
+            seconds.append(float(self.rows(*args)[0]["seconds"]))
+        self.assertEqual(seconds, sorted(seconds, reverse=True))
+        self.assertGreater(seconds[0], 2 * seconds[-1])
 
     def test_traces(self):
         path = os.path.join(self.folder.name, "trace")
