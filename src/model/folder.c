@@ -58,8 +58,10 @@ static pkv_span template_of(const json_t *config) {
 
 static pkv_status write_template(folder *f, pkv_error *err) {
   char path[PATH_MAX];
+  /* It fits: that of tokenizer_config.json, which is longer, did. */
   const int n = snprintf(path, sizeof path, "%s/" TEMPLATE, f->path);
-  PKV_CHECK(err, n > 0 && (size_t)n < sizeof path, PKV_E_LIMIT, "the folder's name is too long");
+  PKV_ASSERT(n > 0 && (size_t)n < sizeof path);
+  (void)n;
   if (access(path, F_OK) == 0 && !pkv_is_folder(path)) {
     pkv_buffer text;
     pkv_buffer_init(&text, MAX_TEMPLATE, &f->allocator);

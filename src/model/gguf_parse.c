@@ -24,6 +24,9 @@ static pkv_status take(reader *r, const unsigned char **out, uint64_t bytes, con
   PKV_CHECK(err, bytes <= r->size - r->at, PKV_E_FORMAT,
             "%s: %s at offset %zu needs %" PRIu64 " bytes, file has %zu", r->item, what, r->at,
             bytes, r->size);
+  PKV_CHECK(err, r->at + bytes <= PKV_GGUF_MAX_META, PKV_E_LIMIT,
+            "%s: %s ends behind the %zu bytes that keys and tensor table may have", r->item, what,
+            PKV_GGUF_MAX_META);
   if (bytes > r->have - r->at) {
     r->starved = true;
     return PKV_FAIL(err, PKV_E_FORMAT, "%s: %s lies behind the bytes read so far", r->item, what);
@@ -315,10 +318,8 @@ static pkv_status check_overlaps(pkv_gguf *g, pkv_error *err) {
 
 static pkv_status place_tensors(pkv_gguf *g, pkv_error *err) {
   char quoted[PKV_GGUF_QUOTE_BYTES];
-  size_t start = 0;
-  PKV_CHECK(err, pkv_add_size(&start, g->meta_bytes, g->alignment - 1), PKV_E_FORMAT,
-            "general.alignment %" PRIu32 " moves the data section out of range", g->alignment);
-  start &= ~(size_t)(g->alignment - 1);
+  /* At most PKV_GGUF_MAX_META and 2^31. */
+  const size_t start = (g->meta_bytes + g->alignment - 1) & ~(size_t)(g->alignment - 1);
   g->data_offset = start;
   for (size_t i = 0; i < g->tensor_count; i++) {
     pkv_gguf_tensor *t = &g->tensors[i];

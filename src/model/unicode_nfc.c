@@ -21,9 +21,7 @@ static unsigned class_of(utf8proc_int32_t point) {
 
 static pkv_status reserve(points *p, size_t more, pkv_error *err) {
   if (p->capacity - p->count >= more) return PKV_OK;
-  size_t capacity = 0;
-  PKV_CHECK(err, pkv_add_size(&capacity, p->capacity * 2, more + 64), PKV_E_LIMIT,
-            "the text has more characters than can be counted");
+  const size_t capacity = p->capacity * 2 + more + 64; /* no more than a few times the text */
   utf8proc_int32_t *grown =
       pkv_realloc(&p->allocator, p->at, p->capacity * sizeof *p->at, capacity * sizeof *p->at);
   PKV_CHECK(err, grown, PKV_E_NOMEM, "no memory to normalize %zu characters", capacity);
@@ -84,7 +82,7 @@ static pkv_status normalize(pkv_buffer *out, points *p, const char *text, size_t
     int boundary = 0;
     const utf8proc_ssize_t n =
         utf8proc_iterate((const utf8proc_uint8_t *)text + i, (utf8proc_ssize_t)(bytes - i), &point);
-    PKV_CHECK(err, n > 0, PKV_E_INTERNAL, "byte %zu is no character", i);
+    PKV_ASSERT(n > 0); /* formed_until asked the same */
     i += (size_t)n;
     const utf8proc_ssize_t count = utf8proc_decompose_char(
         point, parts, MAX_PARTS, UTF8PROC_DECOMPOSE | UTF8PROC_STABLE, &boundary);

@@ -164,6 +164,13 @@ static bool bad_message(pkv_api_error *error, size_t index, const char *member, 
   return pkv_api_refuse(error, 400, "invalid_value", param, "%s must be %s", param, must);
 }
 
+/* The buffer has its room already. */
+static void join(pkv_buffer *joined, const char *text, size_t bytes) {
+  const pkv_status status = pkv_buffer_append(joined, text, bytes, NULL);
+  PKV_ASSERT(status == PKV_OK);
+  (void)status;
+}
+
 /* Appends the text of a list of parts and a zero byte. */
 static bool join_parts(pkv_buffer *joined, pkv_api_error *error, size_t index, const json_t *list) {
   size_t i;
@@ -173,12 +180,9 @@ static bool join_parts(pkv_buffer *joined, pkv_api_error *error, size_t index, c
     const json_t *const text = json_object_get(part, "text");
     if (type == NULL || strcmp(type, "text") != 0 || !json_is_string(text))
       return bad_message(error, index, ".content", "a string, or a list of parts of type text");
-    if (pkv_buffer_append(joined, json_string_value(text), json_string_length(text), NULL) !=
-        PKV_OK)
-      return pkv_api_refuse(error, 503, "no_memory", "messages", "there is no memory for this");
+    join(joined, json_string_value(text), json_string_length(text));
   }
-  if (pkv_buffer_append(joined, "", 1, NULL) != PKV_OK)
-    return pkv_api_refuse(error, 503, "no_memory", "messages", "there is no memory for this");
+  join(joined, "", 1);
   return true;
 }
 
@@ -202,7 +206,7 @@ static bool read_message(pkv_message *out, pkv_buffer *joined, pkv_api_error *er
     return bad_message(error, index, ".content", "a string, or a list of parts of type text");
   const size_t from = joined->size;
   if (!join_parts(joined, error, index, content)) return false;
-  out->content = joined->data + from; /* the buffer has its room already */
+  out->content = joined->data + from;
   return true;
 }
 

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <microhttpd.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stddef.h>
@@ -138,7 +139,9 @@ void free(void *block) {
   X(int, epoll_create1, (int))                                                                     \
   X(int, epoll_ctl, (int, int, int, struct epoll_event *))                                         \
   X(int, eventfd, (unsigned, int))                                                                 \
-  X(int, signalfd, (int, const sigset_t *, int))
+  X(int, signalfd, (int, const sigset_t *, int))                                                   \
+  X(const union MHD_DaemonInfo *, MHD_get_daemon_info,                                             \
+    (struct MHD_Daemon *, enum MHD_DaemonInfoType, ...))
 
 #define DECLARE(type, name, parameters) static type(*real_##name) parameters;
 REAL_CALLS(DECLARE)
@@ -282,4 +285,11 @@ int pthread_create(pthread_t *out, const pthread_attr_t *attributes, void *(*run
                    void *arg) {
   READY(pthread_create);
   return fails("pthread_create") ? EAGAIN : real_pthread_create(out, attributes, run, arg);
+}
+
+/* No call of the system, but one of the server's that may say it has nothing. */
+const union MHD_DaemonInfo *MHD_get_daemon_info(struct MHD_Daemon *daemon,
+                                                enum MHD_DaemonInfoType what, ...) {
+  READY(MHD_get_daemon_info);
+  return fails("MHD_get_daemon_info") ? NULL : real_MHD_get_daemon_info(daemon, what);
 }

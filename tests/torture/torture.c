@@ -250,7 +250,8 @@ static const scenario scenarios[] = {
     {"load", load_file, 20},       {"folder", load_folder, 20},       {"tokens", tokens, 8},
     {"engine", whole_engine, 40},  {"request", request, 0}, /* a running engine has all it needs */
     {"snapshot", snapshot, 55},    {"sched", schedule, 20},           {"server", server, 70},
-    {"chats", torture_chats, 200}, {"schemas", torture_schemas, 200},
+    {"chats", torture_chats, 200}, {"schemas", torture_schemas, 200}, {"calls", torture_calls, 30},
+    {"keys", torture_keys, 2},
 };
 
 static void on_end(int number) {

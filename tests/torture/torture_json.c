@@ -6,8 +6,10 @@
 
 #include "base/hash.h"
 #include "model/model.h"
+#include "server/api_keys.h"
 #include "server/api_request.h"
 #include "server/json_out.h"
+#include "server/tool_parse.h"
 #include "server/tools.h"
 #include "support/grammar_drive.h"
 #include "support/small_llama.h"
@@ -165,5 +167,58 @@ pkv_status torture_schemas(pkv_error *err) {
     status = torture_wrong(err, text);
   }
   grammar_close(&drive);
+  return status;
+}
+
+/* Calls in a text that comes in two pieces: their arguments as an object, and as a string. */
+static pkv_status read_calls(pkv_tool_news *news, pkv_tool_parser *parser) {
+  static const char first[] = "{\"name\": \"ab\", \"arguments\": {\"a\": [1, ";
+  static const char second[] = "2]}}; {\"name\": \"ab\", \"arguments\": \"{\\\"b\\\": 3}\"}";
+  pkv_status status = news->deltas != NULL ? PKV_OK : PKV_E_NOMEM;
+  if (status == PKV_OK) status = pkv_tool_parser_feed(news, parser, first, sizeof first - 1);
+  if (status == PKV_OK) status = pkv_tool_parser_feed(news, parser, second, sizeof second - 1);
+  return status == PKV_OK ? pkv_tool_parser_end(news, parser) : status;
+}
+
+pkv_status torture_calls(pkv_error *err) {
+  static uint64_t right;
+  pkv_tools tools = {NULL, PKV_TOOLS_LLAMA, false, true, ""};
+  pkv_tool_parser parser;
+  pkv_tool_news news;
+  pkv_buffer text;
+  pkv_status status = PKV_E_NOMEM;
+  pkv_tool_parser_init(&parser, &tools, 5);
+  pkv_buffer_init(&news.content, 4096, NULL);
+  pkv_buffer_init(&text, 4096, NULL);
+  tools.list = json_pack("[{s:s, s:{s:s}}]", "type", "function", "function", "name", "ab");
+  news.deltas = json_array();
+  if (tools.list != NULL) status = read_calls(&news, &parser);
+  json_t *const calls = status == PKV_OK ? pkv_tool_calls(news.deltas) : NULL;
+  if (status == PKV_OK) status = pkv_json_append(&text, calls, err); /* frees them */
+  if (status == PKV_OK) {
+    const uint64_t seen = pkv_hash_bytes(text.data, text.size, news.content.size);
+    if (right == 0) right = seen;
+    if (seen != right) status = torture_wrong(err, text.data);
+  } else {
+    (void)snprintf(err->text, sizeof err->text, "no memory for calls");
+  }
+  json_decref(tools.list);
+  json_decref(news.deltas);
+  pkv_buffer_deinit(&text);
+  pkv_buffer_deinit(&news.content);
+  pkv_tool_parser_deinit(&parser);
+  return status;
+}
+
+pkv_status torture_keys(pkv_error *err) {
+  pkv_api_keys keys = {0, NULL}, more = {0, NULL};
+  pkv_status status = pkv_api_keys_add(&keys, "one,two", err);
+  if (status == PKV_OK && pkv_api_keys_find(&keys, "Bearer two") != 2)
+    status = torture_wrong(err, "a key is not known");
+  if (status == PKV_OK) status = pkv_api_keys_add(&more, "three", err);
+  if (status == PKV_OK && pkv_api_keys_find(&more, "Bearer two") != -1)
+    status = torture_wrong(err, "a key of another list is known");
+  pkv_api_keys_free(&keys);
+  pkv_api_keys_free(&more);
   return status;
 }

@@ -10,10 +10,12 @@
 
 pkv_status torture_wrong(pkv_error *err, const char *what);
 
-/* torture_json.c: bodies of chats with tools, read whole, and schemas. */
+/* torture_json.c: what is put together from JSON, and keys. */
 bool torture_json_begin(void); /* nothing is armed */
 pkv_status torture_chats(pkv_error *err);
 pkv_status torture_schemas(pkv_error *err);
+pkv_status torture_calls(pkv_error *err); /* of tools, in the text of an answer */
+pkv_status torture_keys(pkv_error *err);
 void torture_json_end(void);
 
 #endif

@@ -301,6 +301,27 @@ static void test_one_bos(void **state) {
   }
 }
 
+/* A bos token of as many bytes as a template may write, and of one more. */
+static void test_long_bos(void **state) {
+  (void)state;
+  static char piece[300];
+  memset(piece, 'b', sizeof piece);
+  for (size_t bytes = 256; bytes <= 257; bytes++) {
+    vocab_build v;
+    kit k = {NULL, 0, 0, 0, 0};
+    vocab_build_init(&v, "gpt-2");
+    k.bos = vocab_build_token_bytes(&v, piece, bytes, 1);
+    gguf_build_u32(&v.file, "tokenizer.ggml.bos_token_id", (uint32_t)k.bos);
+    k.t = vocab_build_open(&v);
+    vocab_build_deinit(&v);
+    if (bytes == 256)
+      pkv_chat_template_destroy(open_chat(&k, PLAIN));
+    else
+      refused(&k, PLAIN, PKV_E_UNSUPPORTED, "the bos token has 257 bytes");
+    pkv_tokenizer_destroy(k.t);
+  }
+}
+
 static void test_arguments(void **state) {
   (void)state;
   const kit k = make(false, false);
@@ -327,6 +348,8 @@ static void test_arguments(void **state) {
   }
   assert_int_equal(pkv_chat_encode(ids, 64, &count, chat, k.t, NULL, 0, 0, &err), PKV_E_INVALID);
   assert_int_equal(pkv_chat_encode(ids, 64, &count, chat, k.t, hello, 0, 0, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_chat_encode(ids, 64, &count, chat, k.t, hello, 1048577, 0, &err),
+                   PKV_E_LIMIT); /* refused before one is looked at */
   assert_int_equal(pkv_chat_encode(ids, 64, &count, NULL, k.t, hello, 1, 0, &err), PKV_E_INVALID);
   assert_int_equal(pkv_chat_encode(ids, 64, NULL, chat, k.t, hello, 1, 0, &err), PKV_E_INVALID);
   assert_int_equal(pkv_chat_encode(NULL, 0, &count, chat, k.t, hello, 1, 0, &err), PKV_E_TOO_SMALL);
@@ -375,6 +398,7 @@ int main(void) {
       cmocka_unit_test(test_typed_markers_stay_text),
       cmocka_unit_test(test_typed_markers_go_through_filters),
       cmocka_unit_test(test_one_bos),
+      cmocka_unit_test(test_long_bos),
       cmocka_unit_test(test_arguments),
       cmocka_unit_test(test_memory_runs_out),
   };

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "model/chat.h"
+#include "model/json_text.h"
 #include "support/test_alloc.h"
 #include "support/vocab_build.h"
 
@@ -148,6 +149,44 @@ static void test_limits(void **state) {
   }
 }
 
+/* Any JSON of a model's folder: as many values as are allowed, and one more. */
+static void test_values_of_a_file(void **state) {
+  (void)state;
+  for (size_t more = 0; more < 2; more++) {
+    const size_t elements = PKV_JSON_MAX_VALUES - 1 + more;
+    char *const many = malloc(2 * elements + 2);
+    json_t *root = NULL;
+    pkv_error err = {0};
+    assert_non_null(many);
+    many[0] = '[';
+    for (size_t i = 0; i < elements; i++)
+      memcpy(many + 1 + 2 * i, "x,", 2); /* no JSON: so that what is within the bound ends soon */
+    many[2 * elements] = ']';
+    const pkv_status status = pkv_json_parse(&root, "it", many, 2 * elements + 1, &err);
+    free(many);
+    assert_int_equal(status, more ? PKV_E_LIMIT : PKV_E_FORMAT);
+    assert_non_null(strstr(err.text, more ? "it has more than 16777216 values" : "it is no JSON"));
+  }
+}
+
+static void test_arguments(void **state) {
+  (void)state;
+  const kit k = make();
+  pkv_chat_template *chat = NULL;
+  pkv_template_output out;
+  pkv_error err = {0};
+  size_t count = 0;
+  assert_int_equal(pkv_chat_template_create(&chat, (pkv_span){SHOW, strlen(SHOW)}, k.t, NULL, &err),
+                   PKV_OK);
+  assert_int_equal(pkv_chat_render_json(&out, chat, NULL, 0, 1, 0, &err), PKV_E_INVALID);
+  assert_string_equal(err.text, "json is NULL");
+  assert_int_equal(pkv_chat_encode_json(NULL, 0, NULL, chat, k.t, "{}", 2, 1, &err), PKV_E_INVALID);
+  assert_string_equal(err.text, "count is NULL");
+  assert_int_equal(pkv_chat_encode_json(NULL, 0, &count, chat, k.t, "{", 1, 1, &err), PKV_E_FORMAT);
+  pkv_chat_template_destroy(chat);
+  pkv_tokenizer_destroy(k.t);
+}
+
 /* Of two calls with as many values, the second is beyond what arguments spell in all. */
 static void test_arguments_have_bounds(void **state) {
   (void)state;
@@ -276,6 +315,8 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_refusals),
       cmocka_unit_test(test_limits),
+      cmocka_unit_test(test_values_of_a_file),
+      cmocka_unit_test(test_arguments),
       cmocka_unit_test(test_what_is_shown),
       cmocka_unit_test(test_no_place_for_tools),
       cmocka_unit_test(test_no_control_tokens),

@@ -4,6 +4,7 @@
  * file, and is refused with a text that names what is wrong. Files with random damage, and no
  * memory at every allocation.
  */
+#include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -272,6 +273,38 @@ static void test_more_files(void **state) {
   }
 }
 
+/* The last token of a vocabulary ends turns; one past it is none. */
+static void test_end_beyond_the_vocabulary(void **state) {
+  copy c;
+  pkv_model *model = NULL;
+  pkv_buffer config;
+  pkv_error err = {0};
+  char text[64];
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  (void)state;
+  options.tokenizer_only = 1;
+  copy_make(&c, TOKENIZERS "gpt2");
+  assert_int_equal(pkv_model_open(&model, c.path, &options, &err), PKV_OK);
+  pkv_model_info info = PKV_MODEL_INFO_INIT;
+  pkv_model_get_info(&info, model);
+  pkv_model_close(model);
+  read_file(&config, FOLDERS "qwen3", CONFIG);
+  write_file(&c, CONFIG, config.data, config.size);
+  pkv_buffer_deinit(&config);
+  (void)snprintf(text, sizeof text, "\"vocab_size\": %d", (int)info.vocab);
+  replace(&c, CONFIG, "\"vocab_size\": 40", text);
+  for (int more = 0; more < 2; more++) {
+    (void)snprintf(text, sizeof text, "{\"eos_token_id\": %d}", (int)info.vocab - 1 + more);
+    write_file(&c, "generation_config.json", text, strlen(text));
+    const pkv_status status = pkv_model_open(&model, c.path, &options, &err);
+    if (status != (more ? PKV_E_FORMAT : PKV_OK)) fail_msg("%s", err.text);
+    if (!more) assert_true(pkv_model_is_end(model, info.vocab - 1));
+    pkv_model_close(model);
+  }
+  assert_non_null(strstr(err.text, "eos_token_id of the folder's files is"));
+  copy_drop(&c);
+}
+
 static pkv_status open_copy(const copy *c, const char *part) {
   pkv_error err = {0};
   pkv_model *model = NULL;
@@ -347,6 +380,72 @@ static void test_weights(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
     wrong += check(FOLDERS, &cases[i], 0);
   assert_int_equal(wrong, 0);
+}
+
+/* The folder under a name of so many bytes. */
+static void long_name(char *out, const copy *c, size_t bytes) {
+  size_t n = (size_t)snprintf(out, PATH_MAX, "%s", c->path);
+  if ((bytes - n) % 2 != 0) out[n++] = '/';
+  for (; n < bytes; n += 2)
+    memcpy(out + n, "/.", 2);
+  out[bytes] = '\0';
+}
+
+static void expect_path(const char *path, pkv_status wanted, const char *part) {
+  pkv_error err = {0};
+  pkv_model *model = NULL;
+  const pkv_status status = pkv_model_open(&model, path, NULL, &err);
+  pkv_model_close(model);
+  if (status != wanted || (part && strstr(err.text, part) == NULL))
+    fail_msg("%s \"%s\"", pkv_status_name(status), err.text);
+}
+
+/* Names of files that are the longest that the system takes, and one byte more. */
+static void test_long_names(void **state) {
+  char path[PATH_MAX];
+  const size_t most = PATH_MAX - 1;
+  copy c;
+  (void)state;
+  copy_make(&c, FOLDERS "llama3");
+  long_name(path, &c, most - strlen("/" INDEX) - strlen("0000"));
+  expect_path(path, PKV_OK, NULL); /* those of the weights are four bytes longer */
+  long_name(path, &c, most - strlen("/" INDEX));
+  expect_path(path, PKV_E_LIMIT, "the folder's name is too long");
+  long_name(path, &c, most - strlen("/" INDEX) + 1);
+  expect_path(path, PKV_E_LIMIT, "the folder's name is longer than 4096 bytes");
+  long_name(path, &c, most);
+  expect_path(path, PKV_E_LIMIT, "the folder's name is longer than 4096 bytes");
+  copy_drop(&c);
+}
+
+static size_t put_tensors(char *text, int file, int count) {
+  size_t at = 8;
+  for (int i = 0; i < count; i++)
+    at += (size_t)snprintf(text + at, 128,
+                           "%c\"%d.%d\":{\"dtype\":\"F16\",\"shape\":[1],\"data_offsets\":[%d,%d]}",
+                           i ? ',' : '{', file, i, 2 * i, 2 * i + 2);
+  text[at++] = '}';
+  const uint64_t header = at - 8;
+  memcpy(text, &header, 8);
+  memset(text + at, 0, 2 * (size_t)count);
+  return at + 2 * (size_t)count;
+}
+
+/* Two files with as many tensors as are allowed together, and with one more. */
+static void test_tensors_of_two_files(void **state) {
+  const size_t room = (size_t)8 << 20;
+  char *const text = malloc(room);
+  copy c;
+  (void)state;
+  assert_non_null(text);
+  copy_make(&c, FOLDERS "llama3");
+  write_file(&c, "model-00001-of-00002.safetensors", text, put_tensors(text, 0, 40000));
+  write_file(&c, "model-00002-of-00002.safetensors", text, put_tensors(text, 1, 25536));
+  assert_int_equal(open_copy(&c, "which model.safetensors.index.json does not say"), PKV_E_FORMAT);
+  write_file(&c, "model-00002-of-00002.safetensors", text, put_tensors(text, 1, 25537));
+  assert_int_equal(open_copy(&c, "65537 tensors, at most 65536 are supported"), PKV_E_LIMIT);
+  copy_drop(&c);
+  free(text);
 }
 
 /* ---- tokenizer.json ---- */
@@ -589,11 +688,18 @@ static void test_no_memory(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_config),    cmocka_unit_test(test_more_files),
-      cmocka_unit_test(test_sizes),     cmocka_unit_test(test_weights),
-      cmocka_unit_test(test_tokenizer), cmocka_unit_test(test_damaged_files),
-      cmocka_unit_test(test_not_files), cmocka_unit_test(test_links),
+      cmocka_unit_test(test_config),
+      cmocka_unit_test(test_more_files),
+      cmocka_unit_test(test_sizes),
+      cmocka_unit_test(test_weights),
+      cmocka_unit_test(test_tokenizer),
+      cmocka_unit_test(test_damaged_files),
+      cmocka_unit_test(test_not_files),
+      cmocka_unit_test(test_links),
       cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_long_names),
+      cmocka_unit_test(test_end_beyond_the_vocabulary),
+      cmocka_unit_test(test_tensors_of_two_files),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -257,6 +257,46 @@ static void save_shard(const char *name, int number, int count, int declared) {
   assert_int_equal(rename(path, at), 0);
 }
 
+static void save_many(const char *name, int number, int tensors) {
+  char at[sizeof path];
+  gguf_build b;
+  gguf_build_init(&b);
+  gguf_build_u16(&b, "split.count", 2);
+  gguf_build_u16(&b, "split.no", (uint16_t)number);
+  for (int i = 0; i < tensors; i++) {
+    const int n = snprintf(at, sizeof at, "%d.%d", number, i);
+    gguf_build_raw_tensor(&b, at, (size_t)n, 1, (const uint64_t[]){8}, 0, 32 * (uint64_t)i);
+  }
+  const size_t start = save(&b);
+  assert_int_equal(truncate(path, (off_t)(start + 32 * (size_t)tensors)), 0);
+  (void)snprintf(at, sizeof at, "%s/%s", folder, name);
+  assert_int_equal(rename(path, at), 0);
+}
+
+/* Shards with as many tensors together as one file may have, and with one more. */
+static void test_tensors_of_shards(void **state) {
+  (void)state;
+  static const char *const names[] = {"n-00001-of-00002.gguf", "n-00002-of-00002.gguf"};
+  char at[2][sizeof path];
+  for (int i = 0; i < 2; i++)
+    (void)snprintf(at[i], sizeof at[i], "%s/%s", folder, names[i]);
+  save_many(names[0], 0, 40000);
+  for (int more = 0; more < 2; more++) {
+    pkv_error err = {0};
+    pkv_gguf *g = NULL;
+    save_many(names[1], 1, 65536 - 40000 + more);
+    const pkv_status status = pkv_gguf_open_whole(&g, at[0], NULL, &err);
+    if (status != (more ? PKV_E_LIMIT : PKV_OK)) fail_msg("%s", err.text);
+    if (more)
+      assert_string_equal(err.text, "the shards have 65537 tensors");
+    else
+      assert_int_equal(pkv_gguf_tensor_count(g), 65536);
+    pkv_gguf_close(g);
+  }
+  assert_int_equal(unlink(at[0]), 0);
+  assert_int_equal(unlink(at[1]), 0);
+}
+
 /* What shards say of each other. */
 static void test_shards(void **state) {
   (void)state;
@@ -336,11 +376,17 @@ static void test_seeds(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_no_file),         cmocka_unit_test(test_cut_file),
-      cmocka_unit_test(test_five_gib),        cmocka_unit_test(test_keys_beyond_first_read),
-      cmocka_unit_test(test_keys_to_the_end), cmocka_unit_test(test_file_shrinks),
-      cmocka_unit_test(test_file_replaced),   cmocka_unit_test(test_no_memory),
-      cmocka_unit_test(test_seeds),           cmocka_unit_test(test_shards),
+      cmocka_unit_test(test_no_file),
+      cmocka_unit_test(test_cut_file),
+      cmocka_unit_test(test_five_gib),
+      cmocka_unit_test(test_keys_beyond_first_read),
+      cmocka_unit_test(test_keys_to_the_end),
+      cmocka_unit_test(test_file_shrinks),
+      cmocka_unit_test(test_file_replaced),
+      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_shards),
+      cmocka_unit_test(test_tensors_of_shards),
   };
   return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

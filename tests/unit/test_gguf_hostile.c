@@ -10,9 +10,11 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
+#include "base/limits.h"
 #include "model/gguf.h"
 #include "support/gguf_build.h"
 #include "support/test_alloc.h"
@@ -229,6 +231,40 @@ static void test_arrays(void **state) {
   array_case(PKV_GGUF_F64, (uint64_t)1 << 61, "array has 2305843009213693952 elements");
   array_case(PKV_GGUF_F64, (uint64_t)64 << 20, "array at offset 52 needs 536870912 bytes");
   array_case(PKV_GGUF_U8, 65, "array at offset 52 needs 65 bytes, file has");
+}
+
+/* An array of u64, of which nothing but its head is written. */
+static size_t put_array(unsigned char *file, size_t at, size_t key_bytes, uint64_t count) {
+  const uint32_t types[2] = {9, 10};
+  const uint64_t length = key_bytes;
+  memcpy(file + at, &length, 8);
+  memset(file + at + 8, 'k', key_bytes);
+  file[at + 8] = (unsigned char)('a' + key_bytes % 26);
+  memcpy(file + at + 8 + key_bytes, types, 8);
+  memcpy(file + at + 16 + key_bytes, &count, 8);
+  return at + 24 + key_bytes + 8 * count;
+}
+
+/* Keys that end with PKV_GGUF_MAX_META bytes, and one byte later; no page of their elements is ever
+   touched. */
+static void test_bytes_of_keys(void **state) {
+  (void)state;
+  const size_t room = PKV_GGUF_MAX_META + 4096;
+  unsigned char *const file =
+      mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  assert_ptr_not_equal(file, MAP_FAILED);
+  const uint32_t version = 3;
+  const uint64_t counts[2] = {0, 2};
+  memcpy(file, "GGUF", 4);
+  memcpy(file + 4, &version, 4);
+  memcpy(file + 8, counts, 16);
+  const size_t second = put_array(file, 24, 5, (uint64_t)64 << 20);
+  const size_t left = PKV_GGUF_MAX_META - second - 24;
+  assert_int_equal(put_array(file, second, 8 + left % 8, left / 8 - 1), PKV_GGUF_MAX_META);
+  open_bytes(file, room, PKV_OK, "");
+  assert_int_equal(put_array(file, second, 8 + left % 8 + 1, left / 8 - 1), PKV_GGUF_MAX_META + 1);
+  open_bytes(file, room, PKV_E_LIMIT, "ends behind the 1073741824 bytes that keys");
+  assert_int_equal(munmap(file, room), 0);
 }
 
 static void test_string_in_array(void **state) {
@@ -553,6 +589,7 @@ int main(void) {
       cmocka_unit_test(test_string_one_byte_too_long),
       cmocka_unit_test(test_names_at_the_limit),
       cmocka_unit_test(test_arrays),
+      cmocka_unit_test(test_bytes_of_keys),
       cmocka_unit_test(test_string_in_array),
       cmocka_unit_test(test_value_types),
       cmocka_unit_test(test_bools),

@@ -92,6 +92,78 @@ static void test_refused(void **state) {
   }
 }
 
+static void takes(bool is_schema, const char *text, pkv_status status, const char *says) {
+  grammar_drive d;
+  if (is_schema)
+    schema_open(&d, text, NULL);
+  else
+    grammar_open(&d, text, NULL);
+  if (d.status != status || strstr(d.err.text, says) == NULL)
+    fail_msg("%.40s...: status %d '%s', expected %d '%s'", text, (int)d.status, d.err.text,
+             (int)status, says);
+  grammar_close(&d);
+}
+
+/* So many schemas in each other, by reference. */
+static void chain(char *text, size_t room, int count) {
+  size_t at = (size_t)snprintf(text, room, "{\"$ref\":\"#/$defs/1\",\"$defs\":{");
+  for (int i = 1; i < count; i++)
+    at += (size_t)snprintf(text + at, room - at,
+                           "\"%d\":{\"type\":\"array\",\"items\":{\"$ref\":\"#/$defs/%d\"}},", i,
+                           i + 1);
+  (void)snprintf(text + at, room - at, "\"%d\":{\"type\":\"null\"}}}", count);
+}
+
+/* A list of so many JSON values, itself and the object around it included. */
+static void values(char *text, size_t room, int count) {
+  size_t at = (size_t)snprintf(text, room, "{\"enum\":[1");
+  for (int i = 3; i < count; i++)
+    at += (size_t)snprintf(text + at, room - at, ",%d", i);
+  (void)snprintf(text + at, room - at, "]}");
+}
+
+/* Any of so many at once with any of as many: each with each is a schema of its own. */
+static void product(char *text, size_t room, int count) {
+  size_t at = (size_t)snprintf(text, room, "{\"allOf\":[");
+  for (int side = 0; side < 2; side++) {
+    at += (size_t)snprintf(text + at, room - at, "%s{\"anyOf\":[", side ? "," : "");
+    for (int i = 0; i < count; i++)
+      at += (size_t)snprintf(text + at, room - at, "%s{\"type\":\"array\",\"m%sItems\":%d}",
+                             i ? "," : "", side ? "ax" : "in", i + side * count);
+    at += (size_t)snprintf(text + at, room - at, "]}");
+  }
+  (void)snprintf(text + at, room - at, "]}");
+}
+
+/* Limits of base/limits.h: at each, and one past it. */
+static void test_limits(void **state) {
+  static char text[1 << 18];
+  (void)state;
+  for (size_t n = PKV_GRAMMAR_DEPTH; n <= PKV_GRAMMAR_DEPTH + 1; n++) {
+    (void)snprintf(text, sizeof text, "root ::= ");
+    memset(text + 9, '(', n);
+    text[9 + n] = '.';
+    memset(text + 10 + n, ')', n);
+    text[10 + 2 * n] = '\0';
+    takes(false, text, n == PKV_GRAMMAR_DEPTH ? PKV_OK : PKV_E_LIMIT,
+          n == PKV_GRAMMAR_DEPTH ? "" : "nest");
+  }
+  takes(false, "root ::= \"a\"{65536}", PKV_OK, "");
+  takes(false, "root ::= \"a\"{65537}", PKV_E_LIMIT, "65536");
+  chain(text, sizeof text, PKV_SCHEMA_DEPTH / 2);
+  takes(true, text, PKV_OK, "");
+  chain(text, sizeof text, PKV_SCHEMA_DEPTH / 2 + 1);
+  takes(true, text, PKV_E_LIMIT, "schemas lie in each other deeper than 128");
+  values(text, sizeof text, PKV_SCHEMA_VALUES);
+  takes(true, text, PKV_OK, "");
+  values(text, sizeof text, PKV_SCHEMA_VALUES + 1);
+  takes(true, text, PKV_E_LIMIT, "has more than 32768 values");
+  product(text, sizeof text, 10);
+  takes(true, text, PKV_OK, "");
+  product(text, sizeof text, 142); /* 20,164 */
+  takes(true, text, PKV_E_LIMIT, "more than 20000");
+}
+
 /* What could take long, or much: each is refused, or done in bounded time (J2, CVE-2025-57809). */
 static void test_hostile(void **state) {
   static char text[300000];
@@ -391,7 +463,7 @@ int main(void) {
       cmocka_unit_test(test_language), cmocka_unit_test(test_refused),
       cmocka_unit_test(test_hostile),  cmocka_unit_test(test_linear),
       cmocka_unit_test(test_random),   cmocka_unit_test(test_forgetting),
-      cmocka_unit_test(test_longest),
+      cmocka_unit_test(test_longest),  cmocka_unit_test(test_limits),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include <cmocka.h>
 
@@ -424,6 +425,60 @@ static void test_vocabulary(void **state) {
   expect(&b, PKV_E_FORMAT, "tokenizer.ggml.merges");
 }
 
+/* A name that reads as one of the layer's, but is none that anything is bound to. */
+static void test_tensor_without_a_place(void **state) {
+  (void)state;
+  gguf_build b;
+  without_key(&b, NULL);
+  gguf_build_tensor(&b, "blk.00.attn_norm.weight", 0, 1, (const int64_t[]){32}, NULL, 128);
+  expect(&b, PKV_E_FORMAT, "tensors in the file, ");
+}
+
+/* As many rows as tokens can have numbers, and one more. Nothing of them is ever touched. */
+static void test_rows_of_the_embedding(void **state) {
+  (void)state;
+  for (int64_t rows = INT32_MAX; rows <= (int64_t)INT32_MAX + 1; rows++) {
+    small_llama t = SMALL_LLAMA_INIT;
+    gguf_build b;
+    pkv_error err = {0};
+    t.tokenizer = false;
+    t.skip_key = "llama.vocab_size";
+    t.skip_tensor = "token_embd.weight";
+    gguf_build_init(&b);
+    small_llama_build(&b, &t);
+    gguf_build_tensor_at(&b, "token_embd.weight", 2, 2, (const int64_t[]){32, rows},
+                         (b.data.size + 31) / 32 * 32);
+    gguf_build_finish(&b);
+    const size_t room = b.file.size + 64 + 18 * (size_t)rows;
+    unsigned char *const file = mmap(NULL, room, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    assert_ptr_not_equal(file, MAP_FAILED);
+    memcpy(file, b.file.data, b.file.size);
+    gguf_build_deinit(&b);
+    const pkv_status status = open_bytes(file, room, 0, &err);
+    if (rows <= INT32_MAX) {
+      if (status != PKV_OK) fail_msg("%s", err.text);
+    } else {
+      assert_int_equal(status, PKV_E_FORMAT);
+      assert_non_null(strstr(err.text, "token_embd.weight has 2147483648 rows"));
+    }
+    assert_int_equal(munmap(file, room), 0);
+  }
+}
+
+/* A tokenizer of 16 tokens and an embedding of 17. */
+static void test_tokens_and_rows(void **state) {
+  (void)state;
+  small_llama t = SMALL_LLAMA_INIT;
+  gguf_build b;
+  t.skip_key = "llama.vocab_size";
+  t.skip_tensor = "token_embd.weight";
+  gguf_build_init(&b);
+  small_llama_build(&b, &t);
+  add_tensor(&b, 0, 0, 4, 32, 17, 2);
+  expect(&b, PKV_E_FORMAT, "the tokenizer has 16 tokens, token_embd.weight has 17 rows");
+}
+
 /* L2, L5: files that are no whole model say so, whatever else they lack. */
 static void test_not_a_whole_model(void **state) {
   (void)state;
@@ -601,6 +656,9 @@ int main(void) {
       cmocka_unit_test(test_tensors_of_wrong_shape),
       cmocka_unit_test(test_tensors_of_wrong_type),
       cmocka_unit_test(test_vocabulary),
+      cmocka_unit_test(test_tensor_without_a_place),
+      cmocka_unit_test(test_rows_of_the_embedding),
+      cmocka_unit_test(test_tokens_and_rows),
       cmocka_unit_test(test_not_a_whole_model),
       cmocka_unit_test(test_nan_in_weights),
       cmocka_unit_test(test_nan_in_super_blocks),

@@ -101,6 +101,22 @@ static void test_news_of_each(void **state) {
   pkv_loop_release(loop, job);
 }
 
+/* More answers than there is room for at all: refused where the queue is, too, though the server
+   looks before. */
+static void test_too_many_answers(void **state) {
+  (void)state;
+  pkv_error err = {PKV_OK, "", ""};
+  pkv_job *job = NULL;
+  pkv_loop_counters before, after;
+  pkv_loop_get_counters(&before, loop);
+  assert_int_equal(submit(&job, 101, 2, NULL, &err), PKV_E_LIMIT);
+  assert_null(job);
+  assert_string_equal(err.text, "100 requests are here already; try again later");
+  pkv_loop_get_counters(&after, loop);
+  assert_int_equal(after.refused_full, before.refused_full + 1);
+  assert_int_equal(after.live, before.live);
+}
+
 /* As many different constraints as the engine takes; one more is refused before it gets there, one
    that is there already is not, and there is room again when one has ended. */
 static void test_many_constraints(void **state) {
@@ -146,6 +162,7 @@ static void test_many_constraints(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_news_of_each),
+      cmocka_unit_test(test_too_many_answers),
       cmocka_unit_test(test_many_constraints),
   };
   return cmocka_run_group_tests(tests, open_loop, close_loop);

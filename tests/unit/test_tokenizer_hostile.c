@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "model/tokenizer_chars.h"
 #include "pkv/engine.h"
 #include "support/test_alloc.h"
 #include "support/vocab_build.h"
@@ -264,6 +265,106 @@ static void test_ids(void **state) {
   refused(&v, PKV_E_FORMAT, "tokenizer.ggml.add_bos_token");
 }
 
+/* As many strings as are allowed under `key`, or one more, of no bytes each. */
+static void many(vocab_build *v, const char *key, size_t count) {
+  unsigned char *const strings = calloc(count, 8);
+  assert_non_null(strings);
+  gguf_build_array(&v->file, key, PKV_GGUF_STRING, strings, count, 8 * count);
+  free(strings);
+}
+
+/* 2^22 tokens and 2^24 merges, and one more. Within the bound they are refused for what they are:
+   no text becomes them. */
+static void test_how_many(void **state) {
+  (void)state;
+  vocab_build v;
+  for (size_t more = 0; more < 2; more++) {
+    vocab_build_init_empty(&v, "gpt-2");
+    many(&v, "tokenizer.ggml.tokens", 4194304 + more);
+    gguf_build_finish(&v.file);
+    v.finished = true;
+    refused(&v, more ? PKV_E_LIMIT : PKV_E_FORMAT,
+            more ? "tokenizer.ggml.tokens has 4194305 elements, at most 4194304 are allowed"
+                 : "tokenizer.ggml.merges is missing");
+    vocab_build_init_empty(&v, "gpt-2");
+    gguf_build_strings(&v.file, "tokenizer.ggml.tokens", (const char *const[]){"a"}, 1);
+    many(&v, "tokenizer.ggml.merges", 16777216 + more);
+    gguf_build_finish(&v.file);
+    v.finished = true;
+    refused(&v, more ? PKV_E_LIMIT : PKV_E_FORMAT,
+            more ? "tokenizer.ggml.merges has 16777217 elements, at most 16777216 are allowed"
+                 : "merges[0] of 0 bytes is not two pieces");
+  }
+}
+
+/* A folder's vocabulary by characters: tokens of single bytes that are none, or twice the same. */
+static void test_byte_tokens(void **state) {
+  (void)state;
+  static const char *const pieces[] = {"<0x41>", "<0xZZ>", "<0x41>"};
+  for (size_t i = 0; i < 3; i++) {
+    vocab_build v;
+    pkv_vocab vocab;
+    pkv_gguf *gguf = NULL;
+    pkv_error err = {0};
+    vocab_build_init_empty(&v, NULL);
+    (void)vocab_build_token_raw(&v, "<0x41>", 6, 6);
+    if (i > 0) (void)vocab_build_token_raw(&v, pieces[i], 6, 6);
+    vocab_build_finish(&v);
+    assert_int_equal(pkv_gguf_open_memory(&gguf, v.file.file.data, v.file.file.size, NULL, &err),
+                     PKV_OK);
+    const pkv_status status = pkv_vocab_load(&vocab, PKV_SPELLING_RAW, gguf, NULL, &err);
+    assert_int_equal(status, i == 0 ? PKV_OK : PKV_E_FORMAT);
+    if (i > 0) assert_non_null(strstr(err.text, "no byte token, or the second one of its byte"));
+    if (i == 0) assert_int_equal(vocab.byte_token[0x41], 0);
+    pkv_vocab_deinit(&vocab);
+    pkv_gguf_close(gguf);
+    vocab_build_deinit(&v);
+  }
+}
+
+/* Texts that no table here can number, and characters that nothing stands for. */
+static void test_words(void **state) {
+  (void)state;
+  vocab_build v;
+  pkv_vocab vocab;
+  pkv_merges merges;
+  pkv_gguf *gguf = NULL;
+  pkv_error err = {0};
+  pkv_token_sink sink = {NULL, 0, 0};
+  pkv_chars_scratch scratch;
+  vocab_build_init_empty(&v, NULL);
+  (void)vocab_build_token_raw(&v, "a", 1, 1);
+  vocab_build_merge_raw(&v, "a a", 3);
+  (void)vocab_build_token_raw(&v, "aa", 2, 1);
+  vocab_build_finish(&v);
+  assert_int_equal(pkv_gguf_open_memory(&gguf, v.file.file.data, v.file.file.size, NULL, &err),
+                   PKV_OK);
+  assert_int_equal(pkv_vocab_load(&vocab, PKV_SPELLING_RAW, gguf, NULL, &err), PKV_OK);
+  assert_int_equal(pkv_merges_load(&merges, &vocab, gguf, &err), PKV_OK);
+  const pkv_chars chars = {.vocab = &vocab, .merges = &merges, .unknown = -1};
+  pkv_chars_scratch_init(&scratch, NULL);
+  assert_int_equal(pkv_chars_encode(&sink, &scratch, &chars, "aaa", 3, true, &err), PKV_OK);
+  assert_int_equal(sink.count, 2);
+  assert_int_equal(pkv_chars_encode(&sink, &scratch, &chars, "ab", 2, true, &err),
+                   PKV_E_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "no token for a character of 1 bytes that starts with 0x62"));
+  /* Neither of these is read. */
+  assert_int_equal(
+      pkv_chars_encode(&sink, &scratch, &chars, "a", PKV_MERGE_MAX_WORD / 4 + 1, true, &err),
+      PKV_E_LIMIT);
+  assert_non_null(strstr(err.text, "a text of 268435457 bytes, at most 268435456"));
+  assert_int_equal(pkv_merge_word(&sink, &scratch.merge, &merges, &vocab, "a",
+                                  PKV_MERGE_MAX_WORD + 1, NULL, 0, &err),
+                   PKV_E_LIMIT);
+  assert_non_null(strstr(err.text, "a word of 1073741825 bytes, at most 1073741824"));
+  assert_int_equal(sink.count, 2);
+  pkv_chars_scratch_deinit(&scratch);
+  pkv_merges_deinit(&merges);
+  pkv_vocab_deinit(&vocab);
+  pkv_gguf_close(gguf);
+  vocab_build_deinit(&v);
+}
+
 /* ------------------------------------------------------------------------------------------
  * Damage and memory
  * ------------------------------------------------------------------------------------------ */
@@ -366,6 +467,9 @@ int main(void) {
       cmocka_unit_test(test_types),
       cmocka_unit_test(test_merges),
       cmocka_unit_test(test_ids),
+      cmocka_unit_test(test_how_many),
+      cmocka_unit_test(test_byte_tokens),
+      cmocka_unit_test(test_words),
       cmocka_unit_test(test_damaged_files),
       cmocka_unit_test(test_memory_runs_out),
   };

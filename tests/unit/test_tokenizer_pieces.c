@@ -15,6 +15,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "model/tokenizer_pieces.h"
 #include "pkv/engine.h"
 #include "support/sanitized.h"
 #include "support/test_alloc.h"
@@ -413,6 +414,19 @@ static void test_long_runs(void **state) {
   vocab_build_deinit(&m.v);
 }
 
+/* A text too long to be numbered is refused before a byte of it is read. */
+static void test_longest_text(void **state) {
+  (void)state;
+  pkv_pieces_scratch scratch = {0};
+  pkv_token_sink sink = {NULL, 0, 0};
+  pkv_error err = {0};
+  assert_int_equal(
+      pkv_pieces_encode(&sink, &scratch, NULL, NULL, "z", PKV_MERGE_MAX_WORD, true, &err),
+      PKV_E_LIMIT);
+  assert_non_null(strstr(err.text, "a text of 1073741824 bytes without a special token"));
+  assert_int_equal(sink.count, 0);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_scores_decide),
@@ -422,6 +436,7 @@ int main(void) {
       cmocka_unit_test(test_wrong_files),
       cmocka_unit_test(test_no_memory),
       cmocka_unit_test(test_long_runs),
+      cmocka_unit_test(test_longest_text),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

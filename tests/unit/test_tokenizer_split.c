@@ -143,6 +143,37 @@ static void test_blank_lines(void **state) {
   free(text);
 }
 
+/* Rules that are none: what the library refuses, what does not match, and what matches nothing. */
+static void test_wrong_rules(void **state) {
+  (void)state;
+  static const struct {
+    pkv_split_rule rule;
+    pkv_status status;
+    const char *part;
+  } cases[] = {
+      {{"open", "(a", false, false, false},
+       PKV_E_INTERNAL,
+       "pattern of pre-tokenizer 'open': error"},
+      {{"none", "b", false, false, false}, PKV_E_LIMIT, "cannot be split at byte 0 (matcher error"},
+      {{"empty", "b*", false, false, false}, PKV_E_INTERNAL, "an empty word at byte 0"},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    pkv_splitter *s = NULL;
+    pkv_error err = {0};
+    size_t start, n;
+    pkv_status status = pkv_splitter_create(&s, &cases[i].rule, i % 2 == 0, NULL, &err);
+    if (status == PKV_OK) {
+      pkv_split_cursor *c = cursor(s);
+      pkv_split_cursor_reset(c, "a", 1);
+      status = pkv_split_next(&start, &n, c, &err);
+      pkv_split_cursor_destroy(c);
+    }
+    pkv_splitter_destroy(s);
+    if (status != cases[i].status || strstr(err.text, cases[i].part) == NULL)
+      fail_msg("%zu: %s \"%s\"", i, pkv_status_name(status), err.text);
+  }
+}
+
 static void test_rule_names(void **state) {
   (void)state;
   assert_string_equal(pkv_split_rule_find(span("llama3"))->name, "llama-bpe");
@@ -159,9 +190,8 @@ static void test_rule_names(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_reference_splits),
-      cmocka_unit_test(test_ill_formed),
-      cmocka_unit_test(test_blank_lines),
+      cmocka_unit_test(test_reference_splits), cmocka_unit_test(test_ill_formed),
+      cmocka_unit_test(test_blank_lines),      cmocka_unit_test(test_wrong_rules),
       cmocka_unit_test(test_rule_names),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
