@@ -41,6 +41,9 @@ KINDS = [{}, {"temperature": 0.9}, {"stop": ["the ", ". "], "temperature": 0.7, 
          {"chat": True, "response_format": {"type": "json_schema", "json_schema": {
              "name": "place", "schema": SCHEMA}}}]
 
+CONTEXT = 1024  # tokens
+SLOPE_MINUTES = 3  # of the runs whose memory is judged
+
 
 def make_requests(count, longest):
     """Half of them share a beginning."""
@@ -89,7 +92,7 @@ class Soak:
         self.wanted, self.counts, self.wrong, self.samples = [], {}, [], []
         self.going = None
         self.process = subprocess.Popen(
-            [args.pkv, "serve", args.model, "--port", "0", "--ctx", "1024", "--rows",
+            [args.pkv, "serve", args.model, "--port", "0", "--ctx", str(CONTEXT), "--rows",
              str(args.streams), "--requests", str(4 * args.streams), "--cache", str(args.cache),
              "--page", str(args.page), "--threads", str(args.threads),
              "--no-access-log", "--connections", str(4 * args.streams),
@@ -152,6 +155,22 @@ class Soak:
         """What an idle server answers, nothing of it cached."""
         for i, fields in enumerate(self.requests):
             self.wanted.append(await self.stream(dict(fields, cache_salt="cold-%d" % i)))
+
+    async def warm(self):
+        """Touches what was allotted at the start and else comes in when first used: the scratch of
+        the longest prompt, each page, a row of logits for each row (192 KiB with SmolLM2)."""
+        await self.stream({"prompt": [5 + i for i in range(CONTEXT - 24)], "max_tokens": 1})
+        most = max(1, self.args.cache // self.args.streams - self.args.page - 6)
+        rounds, since = 0, 0
+        while since < 3 and rounds < 20:  # chance says how many rows a step has
+            before = self.memory()[0]
+            await asyncio.gather(*(self.stream({"prompt": "%d" % i, "max_tokens": min(24, most),
+                                                "ignore_eos": True})
+                                   for i in range(self.args.streams)))
+            rounds += 1
+            since = since + 1 if self.memory()[0] == before else 0
+        print("warm after %d rounds: anonymous %.2f MiB" % (rounds, self.memory()[0]),
+              file=sys.stderr, flush=True)
 
     def note(self, what):
         self.counts[what] = self.counts.get(what, 0) + 1
@@ -260,6 +279,8 @@ class Soak:
         while " 200 " not in (await self.whole("GET", "/ready")).split("\r\n")[0]:
             await asyncio.sleep(0.05)
         await self.cold()
+        if self.args.minutes >= SLOPE_MINUTES:
+            await self.warm()
         begin = time.monotonic()
         end = begin + 60 * self.args.minutes
         await asyncio.gather(self.watch(begin, end), self.aside(end),
@@ -346,7 +367,7 @@ def main():
         return 1
     summary = soak.summary(text)
     slope = summary["anonymous_mib_an_hour"][0]
-    if slope > args.slope and args.minutes >= 3:
+    if slope > args.slope and args.minutes >= SLOPE_MINUTES:
         soak.wrong.append("memory grows by %.2f MiB an hour" % slope)
         summary["wrong"] += 1
     print(json.dumps(summary))

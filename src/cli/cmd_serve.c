@@ -43,7 +43,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, name, 0, "name", "TEXT", NULL,
              "the model's name for clients; by default the file's"),
     PKV_TEXT(serve_options, key_file, 0, "api-key-file", "FILE", NULL,
-             "keys, one a line: all but / and /health then needs one of them"),
+             "keys, one a line: all but /health then needs one of them"),
     PKV_TEXT(serve_options, keys, 0, "api-keys", "LIST", NULL,
              "more keys, separated by commas; in PKV_SERVE_API_KEYS other users do not see them"),
     PKV_TEXT(serve_options, cors, 0, "cors", "LIST", NULL,

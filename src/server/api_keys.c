@@ -8,6 +8,7 @@
 #include "base/text.h"
 
 #define FILE_BYTES ((size_t)256 << 10)
+#define USER_BYTES 256 /* of the name that a browser asks for beside a password */
 #define KEYS_BYTES ((size_t)PKV_MAX_KEYS * PKV_KEY_BYTES)
 
 /* Printable ASCII without blanks: what can stand behind "Bearer ". */
@@ -80,15 +81,56 @@ void pkv_api_keys_free(pkv_api_keys *keys) {
   *keys = (pkv_api_keys){0, NULL};
 }
 
+/* The bytes of base64, its padding there or not; SIZE_MAX: it is none, or has more than `room`. */
+static size_t decode(char *out, size_t room, const char *text) {
+  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const size_t length = strcspn(text, "=");
+  const size_t padding = strlen(text + length);
+  size_t count = 0;
+  uint32_t bits = 0;
+  if (strspn(text + length, "=") != padding || length % 4 == 1) return SIZE_MAX;
+  if (padding != 0 && (padding > 2 || (length + padding) % 4 != 0)) return SIZE_MAX;
+  for (size_t i = 0; i < length; i++) {
+    const char *const digit = strchr(digits, text[i]);
+    if (digit == NULL) return SIZE_MAX;
+    bits = bits << 6 | (uint32_t)(digit - digits);
+    if (i % 4 == 0) continue;
+    if (count == room) return SIZE_MAX;
+    out[count++] = (char)(unsigned char)(bits >> (6u - 2u * (unsigned)(i % 4)) & 0xffu);
+  }
+  return count;
+}
+
+/* What stands behind the scheme's name; NULL: it is another scheme. */
+static const char *behind(const char *header, const char *scheme) {
+  const size_t bytes = strlen(scheme);
+  return strncasecmp(header, scheme, bytes) == 0 ? header + bytes : NULL;
+}
+
+/* The key in the value of Authorization; NULL: there is none. */
+static const char *given_key(char *room, size_t bytes, const char *header) {
+  const char *const bearer = behind(header, "Bearer ");
+  const char *const basic = behind(header, "Basic ");
+  if (bearer != NULL || basic == NULL) return bearer;
+  const size_t count = decode(room, bytes - 1, basic);
+  if (count == SIZE_MAX || memchr(room, '\0', count) != NULL) return NULL;
+  room[count] = '\0';
+  const char *const colon = strchr(room, ':');
+  return colon != NULL ? colon + 1 : NULL;
+}
+
+bool pkv_api_keys_unasked(const char *header) {
+  return header != NULL && behind(header, "Basic ") != NULL;
+}
+
 int32_t pkv_api_keys_find(const pkv_api_keys *keys, const char *header) {
-  static const char scheme[] = "Bearer ";
-  char given[PKV_KEY_BYTES] = "";
+  char room[USER_BYTES + PKV_KEY_BYTES], given[PKV_KEY_BYTES] = "";
   uint32_t found = 0;
   if (keys->count == 0) return 0;
-  if (header == NULL || strncasecmp(header, scheme, sizeof scheme - 1) != 0) return -1;
-  const size_t bytes = strlen(header + sizeof scheme - 1);
+  const char *const key = header != NULL ? given_key(room, sizeof room, header) : NULL;
+  const size_t bytes = key != NULL ? strlen(key) : 0;
   if (bytes < 1 || bytes >= sizeof given) return -1;
-  memcpy(given, header + sizeof scheme - 1, bytes);
+  memcpy(given, key, bytes);
   for (int32_t i = 0; i < keys->count; i++) {
     unsigned differ = 0;
     for (size_t j = 0; j < sizeof given; j++)

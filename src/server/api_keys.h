@@ -22,7 +22,9 @@ pkv_status pkv_api_keys_read(pkv_api_keys *out, const char *path, pkv_error *err
 pkv_status pkv_api_keys_add(pkv_api_keys *keys, const char *list, pkv_error *err);
 void pkv_api_keys_free(pkv_api_keys *keys);
 /* Which key `header`, the value of Authorization or NULL, has: 1 and up; 0: none are asked for; -1:
- * it has none. */
+ * it has none. "Bearer KEY", or "Basic" with the key as password of any user. */
 int32_t pkv_api_keys_find(const pkv_api_keys *keys, const char *header);
+/* Is it what a browser, once it was told, sends by itself, also where another's page has it ask? */
+bool pkv_api_keys_unasked(const char *header);
 
 #endif

@@ -20,7 +20,7 @@ static const struct {
   bool open;  /* no key is asked for */
   bool early; /* answers before the model is there */
 } routes[PKV_ROUTE_NONE] = {
-    [PKV_ROUTE_PAGE] = {"/", "GET", true, true},
+    [PKV_ROUTE_PAGE] = {"/", "GET", false, true},
     [PKV_ROUTE_HEALTH] = {"/health", "GET", true, true},
     [PKV_ROUTE_READY] = {"/ready", "GET", false, true},
     [PKV_ROUTE_METRICS] = {"/metrics", "GET", false, true},
@@ -216,7 +216,7 @@ enum MHD_Result pkv_http_respond_error(pkv_exchange *x, const pkv_api_error *err
                                        const char *header, const char *value) {
   pkv_buffer_clear(&x->out);
   if (pkv_reply_error(&x->out, error, NULL) != PKV_OK) return MHD_NO;
-  return pkv_http_respond(x, error->http, "application/json", header, value);
+  return pkv_http_respond(x, error->http, PKV_TYPE_JSON, header, value);
 }
 
 enum MHD_Result pkv_http_respond_busy(pkv_exchange *x, const char *code, const char *message) {
@@ -357,6 +357,16 @@ static bool check_framing(const seen_headers *seen, pkv_api_error *error) {
                         "a header a name without blanks, on one line");
 }
 
+/* A browser sends the key that its user typed with every request to this server, also with those of
+ * other servers' pages. Such a page can post forms and plain text; before JSON it would be asked
+ * whether it may (respond_preflight). */
+static bool may_be_foreign(const pkv_exchange *x) {
+  const char *const type = header_of(x, MHD_HTTP_HEADER_CONTENT_TYPE);
+  return strcmp(x->method, "GET") != 0 &&
+         pkv_api_keys_unasked(header_of(x, MHD_HTTP_HEADER_AUTHORIZATION)) &&
+         (type == NULL || strncasecmp(type, PKV_TYPE_JSON, strlen(PKV_TYPE_JSON)) != 0);
+}
+
 /* Who asks, and whom. */
 static bool check_who(pkv_exchange *x, pkv_api_error *error, const seen_headers *seen) {
   const pkv_server *const server = x->connection->server;
@@ -367,6 +377,9 @@ static bool check_who(pkv_exchange *x, pkv_api_error *error, const seen_headers 
   if (!open && x->key < 0)
     return pkv_api_refuse(error, 401, "invalid_api_key", "",
                           "this server needs a key: Authorization: Bearer KEY");
+  if (server->keys.count > 0 && may_be_foreign(x))
+    return pkv_api_refuse(error, 415, "content_type", "",
+                          "with a browser's password a body must be " PKV_TYPE_JSON);
   return true;
 }
 
@@ -386,8 +399,12 @@ static bool check_body(pkv_exchange *x, pkv_api_error *error) {
 }
 
 static enum MHD_Result refuse_head(pkv_exchange *x, const pkv_api_error *error, const char *allow) {
+  /* Who opens the page is asked by the browser; programs are not, and know Bearer. */
   if (error->http == 401)
-    return pkv_http_respond_error(x, error, MHD_HTTP_HEADER_WWW_AUTHENTICATE, "Bearer");
+    return pkv_http_respond_error(x, error, MHD_HTTP_HEADER_WWW_AUTHENTICATE,
+                                  x->route == PKV_ROUTE_PAGE
+                                      ? "Basic realm=\"PersistentKV: the API key as password\""
+                                      : "Bearer");
   return pkv_http_respond_error(x, error, error->http == 405 ? MHD_HTTP_HEADER_ALLOW : NULL, allow);
 }
 

@@ -259,7 +259,7 @@ static enum MHD_Result tell_whole(pkv_exchange *x, const pkv_whole *all) {
   }
   if (pkv_reply_whole(&x->out, &x->reply, all, x->choice_count, x->n, NULL) != PKV_OK)
     return MHD_NO;
-  return pkv_http_respond(x, 200, "application/json", NULL, NULL);
+  return pkv_http_respond(x, 200, PKV_TYPE_JSON, NULL, NULL);
 }
 
 enum MHD_Result pkv_http_finish_jobs(pkv_exchange *x) {

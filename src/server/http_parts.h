@@ -23,6 +23,7 @@
 #define PKV_PING_NS INT64_C(1000000000)
 
 #define PKV_REQUEST_ID_BYTES 129
+#define PKV_TYPE_JSON        "application/json"
 
 typedef struct pkv_server pkv_server;
 typedef struct pkv_exchange pkv_exchange;

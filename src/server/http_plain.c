@@ -10,8 +10,6 @@
 #include "server/reply_state.h"
 #include "server/tools.h"
 
-#define JSON "application/json"
-
 /* Tokens to text, at most so much. */
 #define TEXT_BYTES ((size_t)32 << 20)
 
@@ -150,7 +148,7 @@ static void make_text(void *user) {
 }
 
 static enum MHD_Result tell_text(pkv_exchange *x) {
-  if (x->understood) return pkv_http_respond(x, 200, JSON, NULL, NULL);
+  if (x->understood) return pkv_http_respond(x, 200, PKV_TYPE_JSON, NULL, NULL);
   return x->refusal.http != 0 ? pkv_http_respond_error(x, &x->refusal, NULL, NULL) : MHD_NO;
 }
 
@@ -166,7 +164,7 @@ static enum MHD_Result answer_health(pkv_exchange *x) {
   if (server->draining) return pkv_http_respond_busy(x, "shutting_down", "the server is ending");
   const char *const word = c.phase == PKV_LOOP_LOADING || !server->model ? "loading" : "ok";
   if (pkv_buffer_printf(&x->out, NULL, "{\"status\":\"%s\"}", word) != PKV_OK) return MHD_NO;
-  return pkv_http_respond(x, 200, JSON, NULL, NULL);
+  return pkv_http_respond(x, 200, PKV_TYPE_JSON, NULL, NULL);
 }
 
 /* The model is there, and the engine does what it is asked. */
@@ -180,8 +178,8 @@ static enum MHD_Result answer_ready(pkv_exchange *x) {
       json_pack("{s:s, s:s, s:i, s:I}", "status", phase, "model", server->options->name, "live",
                 (int)c.live, "steps", (json_int_t)c.engine.steps);
   if (pkv_json_append(&x->out, body, NULL) != PKV_OK) return MHD_NO;
-  return pkv_http_respond(x, ready ? 200 : 503, JSON, ready ? NULL : MHD_HTTP_HEADER_RETRY_AFTER,
-                          "1");
+  return pkv_http_respond(x, ready ? 200 : 503, PKV_TYPE_JSON,
+                          ready ? NULL : MHD_HTTP_HEADER_RETRY_AFTER, "1");
 }
 
 static enum MHD_Result answer_page(pkv_exchange *x) {
@@ -230,5 +228,5 @@ enum MHD_Result pkv_http_plain(pkv_exchange *x) {
     return MHD_NO;
   }
   if (status != PKV_OK) return MHD_NO;
-  return pkv_http_respond(x, 200, JSON, NULL, NULL);
+  return pkv_http_respond(x, 200, PKV_TYPE_JSON, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 
 usage: test_serve.py PKV MODEL   (tests that need the model are skipped, and counted, without it)
 """
+import base64
 import http.client
 import json
 import os
@@ -997,6 +998,47 @@ class Modes(unittest.TestCase):
             self.assertEqual(server.request("GET", "/metrics", None, headers)[0], 200)
             self.assertEqual(server.request("POST", "/v1/completions", body, headers)[0], 200)
         self.assertEqual(server.request("GET", "/health")[0], 200)
+        self.assertEqual(server.end(), (0, ""))
+
+    def test_key_of_a_browser(self):
+        """The page makes a browser ask; what it then sends by itself, also for other servers'
+        pages, does not do for what those can post without asking first."""
+        server = Server(*ARGS, "--api-keys", "first-key,a:b", key="first-key")
+        status, answer, text = server.request("GET", "/")
+        self.assertEqual((status, json.loads(text)["error"]["code"]), (401, "invalid_api_key"))
+        self.assertRegex(answer["WWW-Authenticate"], "^Basic realm=")
+
+        def basic(text, padded=True):
+            code = base64.b64encode(text.encode("latin-1")).decode()
+            return {"Authorization": "Basic " + (code if padded else code.rstrip("="))}
+
+        for good in (basic("someone:first-key"), basic(":first-key"), basic("u:a:b"),
+                     basic("ab:first-key", False), basic("\xe4" * 255 + ":first-key")):
+            status, answer, text = server.request("GET", "/", None, good)
+            self.assertEqual((status, b"</html>" in text), (200, True), good)
+            self.assertEqual(server.request("GET", "/dashboard/state", None, good)[0], 200, good)
+        code = basic("someone:first-key")["Authorization"]
+        for bad in (basic("first-key"), basic("first-key:"), basic("someone:first-ke"), basic(""),
+                    basic("someone:first-key\0"), basic("x\0:first-key"), basic("a:" + "k" * 600),
+                    *({"Authorization": text} for text in (
+                        "Basic", "Basic ", "Basic =", "Basic ====", code[:-2], code + "=",
+                        code + "A", code.replace("Basic ", "Basic  "), code[:9] + "-" + code[10:],
+                        "Basic c29tZW9uZTpmaXJzdC1rZXk\x80", "Basic " + "A" * 5000))):
+            self.assertEqual(server.request("GET", "/", None, bad)[0], 401, bad)
+        body = json.dumps({"prompt": "a", "max_tokens": 1})
+        for kind, status in (("application/json", 200), ("application/json; charset=utf-8", 200),
+                             ("Application/JSON", 200), ("text/plain", 415), (None, 415), ("", 415),
+                             ("text/plain; a=application/json", 415),
+                             ("application/x-www-form-urlencoded", 415)):
+            for header, wanted in ((basic("x:first-key"), status), (server.headers, 200),
+                                   (basic("x:no"), 401)):
+                headers = dict(header, **({"Content-Type": kind} if kind is not None else {}))
+                got = server.request("POST", "/v1/completions", body, headers)[0]
+                self.assertEqual(got, wanted, headers)
+        self.assertEqual(server.end(), (0, ""))
+        server = Server(*ARGS)  # without keys nothing is asked for
+        self.assertEqual(server.request("POST", "/v1/completions", body, basic("a:b"))[0], 200)
+        self.assertEqual(server.request("GET", "/")[0], 200)
         self.assertEqual(server.end(), (0, ""))
 
     def test_keys_from_the_environment(self):

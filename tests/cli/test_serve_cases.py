@@ -75,8 +75,8 @@ class Keyed(unittest.TestCase, Raw):
         self.assertEqual(self.status(got), 401)
 
     def test_every_route_needs_the_key(self):
-        """Only the page and /health do without."""
-        for path, status in (("/", 200), ("/health", 200), ("/v1/health", 200), ("/ready", 401),
+        """Only /health does without."""
+        for path, status in (("/", 401), ("/health", 200), ("/v1/health", 200), ("/ready", 401),
                              ("/metrics", 401), ("/dashboard/state", 401), ("/v1/models", 401),
                              ("/props", 401), ("/slots", 401), ("/none", 401), ("/load", 401)):
             self.assertEqual(self.server.request("GET", path)[0], status, path)

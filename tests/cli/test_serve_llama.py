@@ -249,8 +249,8 @@ class Keys(unittest.TestCase):
     def test_keys(self):
         server = Server(*ARGS, "--api-keys", "the-secret", key="the-secret")
         body = json.dumps({"prompt": "a", "n_predict": 1})
-        for path in ("/health", "/v1/health", "/"):
-            self.assertEqual(server.request("GET", path)[0], 200)
+        for path, status in (("/health", 200), ("/v1/health", 200), ("/", 401)):
+            self.assertEqual(server.request("GET", path)[0], status)
         for headers, status in (({}, 401), ({"Authorization": "Bearer invalid"}, 401),
                                 ({"X-Api-Key": "invalid"}, 401), ({"X-Api-Key": ""}, 401),
                                 ({"X-Api-Key": "k" * 5000}, 401),
