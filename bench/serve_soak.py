@@ -270,6 +270,7 @@ class Soak:
             if time.monotonic() >= due:
                 due += pause
                 await self.rest(begin)
+                await asyncio.sleep(self.args.every)  # the streams begin again
             await self.sample(begin, False)
             await asyncio.sleep(self.args.every)
 

@@ -88,7 +88,8 @@ static ssize_t read_stream(void *user, uint64_t position, char *block, size_t ro
     if (x->closed) return MHD_CONTENT_READER_END_OF_STREAM;
     if (fill(x) != PKV_OK) return MHD_CONTENT_READER_END_WITH_ERROR;
   }
-  if (x->out.size == 0 && x->ping && pkv_buffer_append(&x->out, ": ping\n\n", 8, NULL) != PKV_OK)
+  /* Not a comment: there are clients that read all that is no blank line as JSON. */
+  if (x->out.size == 0 && x->ping && pkv_buffer_append(&x->out, "\n\n", 2, NULL) != PKV_OK)
     return MHD_CONTENT_READER_END_WITH_ERROR;
   const size_t left = x->out.size - x->sent;
   if (left == 0) {

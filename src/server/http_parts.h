@@ -114,7 +114,7 @@ struct pkv_exchange {
   bool too_many;  /* because it has too many chunks */
   bool suspended;
   bool stream, closed; /* closed: the stream's last event is in `out` */
-  bool ping;           /* the stream was silent for long: a comment is due */
+  bool ping;           /* the stream was silent for long: a sign of life is due */
   int64_t spoke_ns;    /* when the stream last gave something */
   pkv_buffer body, out;
   /* What is made of a body, here or by the text worker. */
