@@ -15,14 +15,14 @@ const sched_shape sched_shapes[SCHED_SHAPES] = {
     {"longchat-13b", 40, 40, 40, 128, 12.85e9},
 };
 
-/* h200: route balanced on one, fitted to 71 steps (bench/fit_l2.py: mean error 2.8 %, 69 within
-   10 %, largest 12.5 %); GEMM and products as measured on one, a step's base of another engine.
-   h200-fa3: another engine's attention; step and L2 rate are read off two of its steps, not fitted.
-   rtx6000-ada: its data sheet, with the same step. */
+/* h200: route balanced on one, fitted to 71 steps (bench/fit_l2.py: mean error 2.2 %, 70 within
+   10 %; 124 steps of later runs: 5.0 %, 114); GEMM and products as measured on one, a step's base
+   of another engine. h200-fa3: another engine's attention; step and L2 rate are read off two of its
+   steps, not fitted. rtx6000-ada: its data sheet, with the same step. */
 static const sched_device devices[] = {
-    {"h200", 4.337, 5.40, 28, 9.53, 1600, 770, 600, 110, 0.0816, 1.3, 264},
-    {"h200-fa3", 4.63, 5.2, 60, 6.2, 1600, 770, 600, 110, 0, 1, 0},
-    {"rtx6000-ada", 0.96, 5.2, 96, 3.0, 1600, 182, 140, 28, 0, 1, 0},
+    {"h200", 4.244, 6.14, 18, 9.45, 1600, 770, 600, 110, 0.0852, 1.9, 264, 0.03},
+    {"h200-fa3", 4.63, 5.2, 60, 6.2, 1600, 770, 600, 110, 0, 1, 0, 0},
+    {"rtx6000-ada", 0.96, 5.2, 96, 3.0, 1600, 182, 140, 28, 0, 1, 0, 0},
 };
 
 const char *sched_route_name(int32_t route) {
@@ -45,6 +45,7 @@ static const struct field {
     {"row_us", offsetof(sched_device, row_us), 0},
     {"overlap", offsetof(sched_device, overlap), 1},
     {"parts", offsetof(sched_device, parts), 0},
+    {"spread", offsetof(sched_device, spread), 0},
 };
 #define FIELDS (sizeof fields / sizeof *fields)
 
@@ -88,19 +89,17 @@ double sched_kv_bytes(const sched_shape *shape) {
 }
 
 /* The share of what is read again that comes from L2. */
-static double held(const sched_device *d, sched_reuse *reuse, const sched_load *load,
-                   double layer) {
-  const double again = load->total - load->unique, shared = load->shared * layer;
-  if (shared <= 0) return 0;
-  if (reuse == NULL) return fmin(1, d->l2_mb * 1e6 / shared);
-  const double rows = round(again / load->shared) + 1;
-  const double groups = fmax(1, round(load->rows / rows));
-  return sched_reuse_share(reuse, (int32_t)groups, (int32_t)rows, shared,
-                           load->unique * layer - shared, d->l2_mb * 1e6);
+static double held(const sched_device *d, const sched_shape *s, const sched_load *load) {
+  const double shared = load->shared * sched_kv_bytes(s) / s->layers;
+  if (load->held >= 0) return load->held;
+  if (shared <= d->l2_mb * 1e6) return 1;
+  const double c = d->l2_mb * 1e6 / shared;
+  if (!(d->parts > 0)) return c;
+  return load->rows * s->kv_heads <= d->parts ? 1 : c * (1 - log(c));
 }
 
-double sched_attention_s(const sched_device *d, const sched_shape *s, sched_reuse *reuse,
-                         sched_route route, const sched_load *load) {
+double sched_attention_s(const sched_device *d, const sched_shape *s, sched_route route,
+                         const sched_load *load) {
   const double layer = sched_kv_bytes(s) / s->layers;
   const double memory = d->read_tb_s * 1e12, l2 = d->l2_tb_s * 1e12, p = d->overlap;
   const double products =
@@ -108,18 +107,17 @@ double sched_attention_s(const sched_device *d, const sched_shape *s, sched_reus
   const double wait = (d->read_us + d->row_us * load->rows) / 1e6;
   if (route == SCHED_SHARED) return wait + products + load->unique * layer / memory;
   const double again = fmax(0, load->total - load->unique) * layer;
-  const double missed = load->unique * layer + again * (1 - held(d, reuse, load, layer));
+  const double missed = load->unique * layer + again * (1 - held(d, s, load));
   const double slower = fmax(0, pow(memory, -p) - pow(l2, -p)); /* the rate of memory, to -p */
   const double read = pow(pow(load->total * layer / l2, p) + pow(missed, p) * slower, 1 / p);
   return wait + fmax(products, read);
 }
 
-double sched_decode_s(const sched_device *d, const sched_shape *s, sched_reuse *reuse,
-                      sched_route route, const sched_load *load) {
+double sched_decode_s(const sched_device *d, const sched_shape *s, sched_route route,
+                      const sched_load *load) {
   const double weights = 2 * s->parameters / (d->read_tb_s * 1e12);
   const double gemm = 2 * s->parameters * load->rows / (d->gemm_tflops * 1e12);
-  return d->step_us / 1e6 + fmax(weights, gemm) +
-         s->layers * sched_attention_s(d, s, reuse, route, load);
+  return d->step_us / 1e6 + fmax(weights, gemm) + s->layers * sched_attention_s(d, s, route, load);
 }
 
 double sched_prefill_s(const sched_device *d, const sched_shape *s, double cached, double tokens) {

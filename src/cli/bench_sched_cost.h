@@ -8,9 +8,11 @@
  *     ordinary  max(products / rate, reading): all rows read all their tokens. Reading takes
  *               (through^p + missed^p)^(1/p), p being `overlap` (1: one after the other), for
  *               all bytes at the rate of L2 and those that it does not hold at the rate of
- *               memory, which is such that bytes read once take bytes / bandwidth. What another
- *               row reads too is held with the chance of bench_sched_reuse.h if the profile has
- *               `parts`, else with min(1, L2 / bytes of one layer's shared tokens)
+ *               memory, which is such that bytes read once take bytes / bandwidth. How much of
+ *               what is read again L2 holds, the load says (bench_sched_reuse.h finds it); where
+ *               it does not, L2 / shared bytes of a layer = c is taken: min(1, c), or for a
+ *               profile with `parts` c - c ln c, as if each row came at any time, and all with no
+ *               more segments than parts
  *     shared    products / rate + unique / bandwidth: what rows share is read once
  *   prefill   GEMM flops of the new tokens / GEMM rate + their attention products / rate, in the
  *             step, before the decode
@@ -19,7 +21,6 @@
 #define PKV_CLI_BENCH_SCHED_COST_H
 
 #include "base/status.h"
-#include "cli/bench_sched_reuse.h"
 
 typedef struct sched_device {
   char name[64];
@@ -29,7 +30,8 @@ typedef struct sched_device {
   double gemm_tflops, attention_tflops;
   double cache_gb; /* for the KV cache */
   double row_us, overlap;
-  double parts; /* equal ones that a plan cuts a batch into; 0 = not known */
+  double parts;  /* equal ones that a plan cuts a batch into; 0 = not known */
+  double spread; /* of their speeds: the slowest takes 1 + 2 * spread of the fastest one's time */
 } sched_device;
 
 typedef struct sched_shape {
@@ -46,21 +48,22 @@ typedef enum sched_route { SCHED_ORDINARY = 0, SCHED_SHARED = 1 } sched_route;
 const char *sched_route_name(int32_t route);
 
 /* "h200", "h200-fa3", "rtx6000-ada", or a JSON file with the struct's fields; where they are not
-   named row_us and parts are 0, overlap is 1. E_FORMAT names the field. */
+   named row_us, parts and spread are 0, overlap is 1. E_FORMAT names the field. */
 pkv_status sched_device_load(sched_device *out, const char *name, pkv_error *err);
 
 /* A batch, in tokens of the KV cache. */
 typedef struct sched_load {
   double rows, total, unique;
   double shared; /* those of `unique` that more than one row has */
+  double held;   /* share of total - unique that comes from L2; < 0 = to be estimated */
 } sched_load;
 
 double sched_kv_bytes(const sched_shape *shape); /* a token, all layers, 2 bytes a value */
-/* Seconds. `reuse`: of the device's parts and the shape's KV heads; NULL for a device without. */
-double sched_attention_s(const sched_device *device, const sched_shape *shape, sched_reuse *reuse,
-                         sched_route route, const sched_load *load); /* a layer of a decode step */
-double sched_decode_s(const sched_device *device, const sched_shape *shape, sched_reuse *reuse,
-                      sched_route route, const sched_load *load);
+/* Seconds; attention is of one layer. */
+double sched_attention_s(const sched_device *device, const sched_shape *shape, sched_route route,
+                         const sched_load *load);
+double sched_decode_s(const sched_device *device, const sched_shape *shape, sched_route route,
+                      const sched_load *load);
 double sched_prefill_s(const sched_device *device, const sched_shape *shape, double cached,
                        double tokens);
 

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -10,7 +11,9 @@
 #include "cli/bench_sched_chunks.h"
 #include "cli/bench_sched_memory.h"
 
-#define PAGE 16
+#define PAGE       16
+#define WALK_STEPS 8 /* L2 is looked at anew after so many, or when one row in 16 is new or gone */
+#define WALK_READS 16384 /* that it is looked at with, about */
 
 typedef struct sim_job {
   double admitted, first, ended; /* seconds; < 0 = not yet */
@@ -31,6 +34,9 @@ typedef struct sim {
   int64_t total, generated; /* tokens of the batch: prompts; answers so far */
   int64_t reserved;         /* answers of the batch's rows, in tokens */
   int64_t capacity;         /* pages */
+  double held;              /* as in sched_load, found for a batch of held_rows at step held_step */
+  int32_t held_rows;
+  int64_t held_step;
   double now;
   int64_t prompt_tokens, cached_tokens, own_ns;
   sched_outcome *out;
@@ -50,8 +56,9 @@ static double sim_cost(void *ctx, const pkv_sched_batch *batch) {
       .total = (double)batch->total_tokens + answers,
       .unique = (double)batch->unique_tokens + answers,
       .shared = (double)batch->common_tokens,
+      .held = -1,
   };
-  return sched_decode_s(s->o->device, s->o->shape, s->o->reuse, s->o->route, &load);
+  return sched_decode_s(s->o->device, s->o->shape, s->o->route, &load);
 }
 
 static pkv_status sim_insert(sim *s, pkv_error *err) {
@@ -135,12 +142,44 @@ static pkv_status sim_end(sim *s, int32_t row, pkv_error *err) {
   return PKV_OK;
 }
 
+/* What L2 holds of this batch, by its rows as they lie in it; of every so many chunks one. */
+static double sim_walk(const sim *s) {
+  const sched_work *const w = s->o->work;
+  const double layer = sched_kv_bytes(s->o->shape) / s->o->shape->layers;
+  const double chunks = (double)s->total / w->chunk * s->o->shape->kv_heads;
+  const int32_t stride = 1 + (int32_t)(chunks / WALK_READS);
+  sched_reuse_begin(s->o->reuse);
+  for (int32_t i = 0; i < s->row_count; i++) {
+    const sched_job *const job = &w->jobs[s->rows[i].job];
+    sched_reuse_row(s->o->reuse, job->prompt + job->output - s->rows[i].left);
+    for (int32_t at = stride / 2; at < job->hashes; at += stride)
+      sched_reuse_place(s->o->reuse, w->hashes[job->first_hash + (size_t)at],
+                        fmin((at + 0.5) * w->chunk, job->prompt));
+  }
+  const int64_t own = s->chunks.unique + s->generated - s->chunks.shared;
+  return sched_reuse_share(s->o->reuse, (double)s->chunks.shared * layer, (double)own * layer,
+                           s->o->device->l2_mb * 1e6);
+}
+
+/* The same, walked anew only now and then. */
+static double sim_held(sim *s) {
+  const int32_t change = abs(s->row_count - s->held_rows);
+  if (s->o->reuse == NULL || s->o->route != SCHED_ORDINARY || s->chunks.shared == 0) return -1;
+  if (s->out->steps - s->held_step >= WALK_STEPS || change * 16 > s->held_rows) {
+    s->held = sim_walk(s);
+    s->held_rows = s->row_count;
+    s->held_step = s->out->steps;
+  }
+  return s->held;
+}
+
 /* One token of every row. */
 static pkv_status sim_decode(sim *s, double prefill, pkv_error *err) {
   const int32_t rows = s->row_count;
   const sched_load load = {rows, (double)(s->total + s->generated),
-                           (double)(s->chunks.unique + s->generated), (double)s->chunks.shared};
-  const double decode = sched_decode_s(s->o->device, s->o->shape, s->o->reuse, s->o->route, &load);
+                           (double)(s->chunks.unique + s->generated), (double)s->chunks.shared,
+                           sim_held(s)};
+  const double decode = sched_decode_s(s->o->device, s->o->shape, s->o->route, &load);
   const double token = sched_kv_bytes(s->o->shape);
   s->now += prefill + decode;
   s->out->steps++;

@@ -9,6 +9,7 @@
 #define PKV_CLI_BENCH_SCHED_SIM_H
 
 #include "cli/bench_sched_cost.h"
+#include "cli/bench_sched_reuse.h"
 #include "cli/bench_sched_work.h"
 #include "pkv/sched.h"
 
@@ -16,7 +17,7 @@ typedef struct sched_setup {
   const sched_work *work;
   const sched_device *device;
   const sched_shape *shape;
-  sched_reuse *reuse; /* NULL where the device has no parts */
+  sched_reuse *reuse; /* of the device's parts, or NULL: what L2 holds is estimated */
   sched_route route;
   pkv_sched_order order;
   pkv_sched_policy policy;

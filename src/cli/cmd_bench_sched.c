@@ -299,7 +299,8 @@ static pkv_status run_simulation(bench_sched *b, pkv_error *err) {
                device.name, setup.shape->name);
   pkv_status status = PKV_OK;
   if (device.parts > 0)
-    status = sched_reuse_init(&setup.reuse, (int32_t)device.parts, setup.shape->kv_heads, err);
+    status = sched_reuse_init(&setup.reuse, (int32_t)device.parts, setup.shape->kv_heads,
+                              device.spread, err);
   const int32_t works = o->trace != NULL ? 1 : b->groups.count;
   for (int32_t g = 0; g < works && status == PKV_OK; g++)
     status = simulate_work(b, &setup, b->groups.value[g], err);
@@ -396,7 +397,7 @@ const pkv_command pkv_command_bench_sched = {
         "Azure's CSV, or prompt_len,decode_len,arrival (ms). A profile is a JSON object: name, "
         "read_tb_s, read_us, l2_mb, l2_tb_s, step_us, gemm_tflops, attention_tflops, cache_gb, "
         "and "
-        "row_us, overlap, parts where they are known.",
+        "row_us, overlap, parts, spread where they are known.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(bench_sched_options),
