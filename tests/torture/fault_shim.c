@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* glibc's own, for those who replace malloc. */
@@ -119,6 +120,7 @@ void free(void *block) {
   X(ssize_t, read, (int, void *, size_t))                                                          \
   X(ssize_t, pread, (int, void *, size_t, off_t))                                                  \
   X(ssize_t, write, (int, const void *, size_t))                                                   \
+  X(int, fstat, (int, struct stat *))                                                              \
   X(int, fsync, (int))                                                                             \
   X(int, rename, (const char *, const char *))                                                     \
   X(FILE *, fopen, (const char *, const char *))                                                   \
@@ -246,7 +248,7 @@ size_t fwrite(const void *data, size_t size, size_t count, FILE *file) {
   }
 
 FAILING(ssize_t, read, (int fd, void *out, size_t size), (fd, out, size), EIO)
-FAILING(ssize_t, pread, (int fd, void *out, size_t size, off_t at), (fd, out, size, at), EIO)
+FAILING(int, fstat, (int fd, struct stat *out), (fd, out), EIO)
 FAILING(ssize_t, write, (int fd, const void *data, size_t size), (fd, data, size), EIO)
 FAILING(int, fsync, (int fd), (fd), EIO)
 FAILING(int, ftruncate, (int fd, off_t size), (fd, size), EIO)
@@ -261,6 +263,13 @@ FAILING(ssize_t, recv, (int fd, void *out, size_t size, int flags), (fd, out, si
         ECONNRESET)
 FAILING(ssize_t, send, (int fd, const void *data, size_t size, int flags), (fd, data, size, flags),
         ECONNRESET)
+/* Alone it is an error; from then on the file has ended. */
+ssize_t pread(int fd, void *out, size_t size, off_t at) {
+  READY(pread);
+  if (!fails("pread")) return real_pread(fd, out, size, at);
+  return onwards ? 0 : failed(EIO);
+}
+
 /* To leave needs nothing that could be missing. */
 int epoll_ctl(int fd, int what, int other, struct epoll_event *event) {
   READY(epoll_ctl);

@@ -670,9 +670,43 @@ static pkv_status open_once(void *ctx, const pkv_allocator *allocator) {
   const char *path = ctx;
   options.allocator = allocator;
   options.tokenizer_only = strstr(path, "tokenizers/") != NULL;
-  const pkv_status status = pkv_model_open(&model, path, &options, NULL);
+  pkv_status status = pkv_model_open(&model, path, &options, NULL);
+  if (status == PKV_OK && options.tokenizer_only) { /* marks that compose, bytes that are no text */
+    static const char text[] = "e\xcc\x81 to\xe4\xb8\xad\xff a";
+    int32_t ids[64];
+    size_t count = 0;
+    status = pkv_tokenize(ids, 64, &count, model, text, sizeof text - 1, 0, NULL);
+  }
   pkv_model_close(model);
   return status;
+}
+
+static pkv_status open_random(void *ctx, const pkv_allocator *allocator) {
+  pkv_model *model = NULL;
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  options.allocator = allocator;
+  const pkv_status status = pkv_model_open_random(&model, ctx, 0, &options, NULL);
+  pkv_model_close(model);
+  return status;
+}
+
+/* Random weights for a configuration. */
+static void test_random_weights(void **state) {
+  static char config[] = FOLDERS "llama3/" CONFIG;
+  char path[512];
+  copy c;
+  pkv_error err = {0};
+  pkv_model *model = NULL;
+  (void)state;
+  assert_true(test_alloc_torture(open_random, config) > 20);
+  copy_make(&c, FOLDERS "qwen3");
+  path_of(path, c.path, CONFIG);
+  assert_int_equal(pkv_model_open_random(&model, path, 0, NULL, &err), PKV_OK);
+  pkv_model_close(model);
+  replace(&c, CONFIG, "\"vocab_size\"", "\"vocab_sizes\"");
+  assert_int_equal(pkv_model_open_random(&model, path, 0, NULL, &err), PKV_E_FORMAT);
+  assert_non_null(strstr(err.text, "vocab_size"));
+  copy_drop(&c);
 }
 
 static void test_no_memory(void **state) {
@@ -697,6 +731,7 @@ int main(void) {
       cmocka_unit_test(test_not_files),
       cmocka_unit_test(test_links),
       cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_random_weights),
       cmocka_unit_test(test_long_names),
       cmocka_unit_test(test_end_beyond_the_vocabulary),
       cmocka_unit_test(test_tensors_of_two_files),

@@ -221,12 +221,33 @@ static void test_hostile(void **state) {
   }
 }
 
+static void test_arguments(void **state) {
+  (void)state;
+  pkv_template *t = NULL;
+  pkv_template_output out;
+  pkv_error err = {0};
+  const pkv_template_value variables = {.kind = PKV_TEMPLATE_MAP};
+  const pkv_template_value none = {.kind = PKV_TEMPLATE_NONE};
+  assert_int_equal(pkv_template_compile(NULL, "a", 1, NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_template_compile(&t, NULL, 1, NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_template_compile(&t, NULL, 0, NULL, &err), PKV_OK);
+  assert_int_equal(pkv_template_render(NULL, t, &variables, -1, NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_template_render(&out, NULL, &variables, -1, NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_template_render(&out, t, NULL, -1, NULL, &err), PKV_E_INVALID);
+  assert_int_equal(pkv_template_render(&out, t, &none, -1, NULL, &err), PKV_E_INVALID);
+  assert_string_equal(err.text, "the variables are no map");
+  assert_int_equal(pkv_template_render(&out, t, &variables, -1, NULL, &err), PKV_OK);
+  assert_int_equal(out.bytes, 0);
+  pkv_template_output_free(&out);
+  pkv_template_destroy(t);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_steps),   cmocka_unit_test(test_output),
       cmocka_unit_test(test_memory),  cmocka_unit_test(test_depth),
       cmocka_unit_test(test_nesting), cmocka_unit_test(test_source_bytes),
-      cmocka_unit_test(test_hostile),
+      cmocka_unit_test(test_hostile), cmocka_unit_test(test_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,6 +13,7 @@
 #include <jansson.h>
 
 #include "model/tokenizer_split.h"
+#include "support/test_alloc.h"
 
 #define SPLITS PKV_SOURCE_DIR "/tests/golden/tokenizer_splits.json"
 
@@ -143,6 +144,33 @@ static void test_blank_lines(void **state) {
   free(text);
 }
 
+static pkv_status split_all(void *ctx, const pkv_allocator *allocator) {
+  const char *const text = ctx;
+  const size_t bytes = strlen(text);
+  pkv_splitter *s = NULL;
+  pkv_split_cursor *c = NULL;
+  size_t start = 0, n = 1;
+  pkv_status status =
+      pkv_splitter_create(&s, pkv_split_rule_find(span("llama-bpe")), false, allocator, NULL);
+  if (status == PKV_OK) status = pkv_split_cursor_create(&c, s, NULL);
+  if (status == PKV_OK) pkv_split_cursor_reset(c, text, bytes);
+  while (status == PKV_OK && n > 0)
+    status = pkv_split_next(&start, &n, c, NULL);
+  if (status == PKV_OK) assert_int_equal(start, bytes);
+  pkv_split_cursor_destroy(c);
+  pkv_splitter_destroy(s);
+  return status;
+}
+
+/* The interpreter takes more memory for a long word while it matches. */
+static void test_no_memory(void **state) {
+  (void)state;
+  static char text[200002];
+  for (size_t i = 0; i + 1 < sizeof text; i++)
+    text[i] = i % 2 ? ' ' : '\n';
+  assert_true(test_alloc_torture(split_all, text) >= 5);
+}
+
 /* Rules that are none: what the library refuses, what does not match, and what matches nothing. */
 static void test_wrong_rules(void **state) {
   (void)state;
@@ -191,8 +219,8 @@ static void test_rule_names(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_reference_splits), cmocka_unit_test(test_ill_formed),
-      cmocka_unit_test(test_blank_lines),      cmocka_unit_test(test_wrong_rules),
-      cmocka_unit_test(test_rule_names),
+      cmocka_unit_test(test_blank_lines),      cmocka_unit_test(test_no_memory),
+      cmocka_unit_test(test_wrong_rules),      cmocka_unit_test(test_rule_names),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
