@@ -85,7 +85,6 @@ static void count_end(pkv_loop *loop, const pkv_job_choice *c) {
   if (s->first_ns == 0) loop->counters.prompt_tokens += r->prompt_tokens; /* scored alone */
   pkv_histogram_add(h, PKV_MEASURE_PROMPT_TOKENS, (double)r->prompt_tokens);
   pkv_histogram_add(h, PKV_MEASURE_MAX_TOKENS, (double)r->max_tokens);
-  if (c->job->left_choices == 1) pkv_histogram_add(h, PKV_MEASURE_N, (double)c->job->n);
   pkv_histogram_add(h, PKV_MEASURE_E2E, (double)(now - s->arrived_ns) * 1e-9);
   pkv_histogram_add(h, PKV_MEASURE_GENERATION_TOKENS, (double)c->sampled);
   if (s->started_ns != 0 && s->first_ns != 0) {
@@ -121,6 +120,7 @@ static void end_choice(pkv_loop *loop, pkv_job_choice *c) {
   loop->counters.finished[c->ended]++;
   const bool last = --job->left_choices == 0, left = job->left;
   if (last) {
+    pkv_histogram_add(&loop->counters.times, PKV_MEASURE_N, (double)job->n);
     if (left)
       pkv_histogram_add(&loop->counters.times, PKV_MEASURE_CANCEL_STEPS,
                         (double)(loop->steps_begun - job->left_step));

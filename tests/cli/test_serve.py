@@ -904,7 +904,8 @@ class End(unittest.TestCase):
 
     def test_what_comes_too_late(self):
         """Requests that had begun to come when the end began: refused, not answered and not cut."""
-        server = Server(*ARGS)
+        server = Server(*ARGS, "--header-timeout", "60", "--body-timeout", "60",
+                        "--drain-timeout", "300")
         link, answer = self.begin(server, 450)
         body = b'{"prompt": "a", "max_tokens": 1}'
         heads = [b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n",
@@ -913,9 +914,12 @@ class End(unittest.TestCase):
         late = [server.connect() for _ in heads]
         for one, head in zip(late, heads):
             one.sendall(head)
-        time.sleep(1)  # the heads are read
+        for _ in range(2):  # what was there before the first was read before the second
+            server.metrics()
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        end = time.monotonic() + LIMIT_S
+        while not any("ending" in line for line in server.lines) and time.monotonic() < end:
+            time.sleep(0.01)
         for one, rest in zip(late, (b"\r\n", b"\r\n" + body)):
             with one:
                 one.sendall(rest)

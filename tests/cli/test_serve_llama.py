@@ -4,6 +4,8 @@
 usage: test_serve_llama.py PKV MODEL   (as test_serve.py)
 """
 import json
+import socket
+import struct
 import sys
 import threading
 import time
@@ -181,6 +183,19 @@ class One(ServerCase):
         for name, count, total in (("prompt_tokens", 3, 3 * prompt), ("params_max_tokens", 3, 12),
                                    ("generation_tokens", 3, 12), ("params_n", 1, 3)):
             self.assertEqual((grown["request_%s_count" % name], grown["request_%s_sum" % name]),
+                             (count, total), name)
+        # Also of a request whose client leaves: it has ended, and none of its answers has.
+        with self.server.connect() as link:
+            body = json.dumps({"prompt": PROMPTS[2], "n": 2, "max_tokens": 400, "stream": True,
+                               "ignore_eos": True}).encode()
+            link.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                         b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
+            link.recv(1)
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        left = self.server.wait_for(lambda m: m["num_requests_live"] == 0, "a request is left")
+        for name, count, total in (("params_n", 1, 2), ("params_max_tokens", 0, 0)):
+            self.assertEqual((left["request_%s_count" % name] - after["request_%s_count" % name],
+                              left["request_%s_sum" % name] - after["request_%s_sum" % name]),
                              (count, total), name)
 
 
