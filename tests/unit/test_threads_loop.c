@@ -56,6 +56,10 @@ static int close_loop(void **state) {
   return close(wake_fd);
 }
 
+/* Of the jobs of `submit`: bytes that may wait for a client, and alternatives with each token. */
+static size_t window;
+static int32_t alternatives;
+
 static pkv_status submit(pkv_job **job, int32_t n, int32_t tokens, pkv_constraint *constraint,
                          pkv_error *err) {
   static pkv_job_spec spec;
@@ -70,6 +74,9 @@ static pkv_status submit(pkv_job **job, int32_t n, int32_t tokens, pkv_constrain
   spec.shown = -1;
   spec.n = n;
   spec.constraint = constraint;
+  spec.window = window;
+  spec.request.logprobs = alternatives > 0;
+  spec.request.top_logprobs = alternatives;
   const pkv_status status = pkv_loop_submit(job, loop, &spec, err);
   pkv_tokens_free(&spec.prompt);
   return status;
@@ -161,11 +168,57 @@ static void test_many_constraints(void **state) {
     pkv_constraint_destroy(all[i]);
 }
 
+/* The same answer each time, nothing of it taken before its end or its pause: how often it paused;
+ * *bytes is what its text and tokens weigh. */
+static int64_t pauses_of(size_t limit, size_t *bytes) {
+  pkv_error err = {PKV_OK, "", ""};
+  pkv_job *job = NULL;
+  pkv_loop_counters before, after;
+  pkv_piece piece;
+  pkv_choice_state s = {0};
+  window = limit;
+  pkv_loop_get_counters(&before, loop);
+  drive_ok(submit(&job, 1, 40, NULL, &err), &err, "submit");
+  pkv_piece_init(&piece);
+  do {
+    pkv_loop_get_counters(&after, loop);
+    if (after.pauses == before.pauses && !pkv_loop_is_done(loop, job)) {
+      sleep_until_woken();
+      continue;
+    }
+    drive_ok(pkv_loop_take(&piece, &s, loop, job, 0, &err), &err, "take");
+  } while (!s.done);
+  pkv_loop_get_counters(&after, loop);
+  *bytes = piece.text.size +
+           piece.records.size / sizeof(pkv_token_record) * 128 * (size_t)(1 + alternatives);
+  pkv_piece_deinit(&piece);
+  pkv_loop_release(loop, job);
+  window = 0;
+  return after.pauses - before.pauses;
+}
+
+/* What waits for a client may have just so many bytes: at them nothing pauses, at one less it does,
+ * and the answer is whole all the same. */
+static void test_window(void **state) {
+  (void)state;
+  for (alternatives = 0; alternatives <= 2; alternatives += 2) {
+    size_t whole = 0, bytes = 0;
+    assert_int_equal(pauses_of(0, &whole), 0);
+    assert_true(whole > 40);
+    assert_int_equal(pauses_of(whole, &bytes), 0);
+    assert_int_equal(bytes, whole);
+    assert_int_equal(pauses_of(whole - 1, &bytes), 1);
+    assert_int_equal(bytes, whole);
+  }
+  alternatives = 0;
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_news_of_each),
       cmocka_unit_test(test_too_many_answers),
       cmocka_unit_test(test_many_constraints),
+      cmocka_unit_test(test_window),
   };
   return cmocka_run_group_tests(tests, open_loop, close_loop);
 }
