@@ -412,6 +412,9 @@ typedef struct pkv_shape {
 /* A row's bits do not depend on its neighbours, on the batch, on the number of workers, nor on
  * q_len. */
 #define PKV_PLAN_BATCH_INVARIANT 1u
+/* balanced: `parts` is the most; batches of few and short rows are cut in fewer (a device's default
+ * number of parts implies it). Not with PKV_PLAN_BATCH_INVARIANT. */
+#define PKV_PLAN_FEWER_PARTS 2u
 
 #define PKV_TILE_TOKENS      64 /* cut unit of `balanced`, counted from the row's start */
 #define PKV_SEED_TILE_TOKENS 32 /* tile of the seed's routes */

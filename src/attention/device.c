@@ -99,29 +99,20 @@ static pkv_status allocate(pkv_device_plan *plan, const pkv_device_ops *ops, int
 /* What a segment costs against a tile of 8 on a GPU: docs/notes/cuda-decode.md. */
 #define DEVICE_SEGMENT_COST 16
 
-/* Up to so many segments (row, KV head), CTAs that fold one end well after the others, and the next
-   layer's, which begin beside them, need places of their own: 1 in 32 is left to them. */
-#define DEVICE_FEW_SEGMENTS 16
-
-static int32_t parts_of(const pkv_device_plan *plan, int32_t rows) {
-  const int32_t parts = plan->options.parts;
-  const bool few = plan->own_parts && (int64_t)rows * plan->shape.kv_heads <= DEVICE_FEW_SEGMENTS;
-  return few ? parts - parts / 32 : parts;
-}
-
 static pkv_status create(pkv_device_plan *plan, const pkv_device_ops *ops, pkv_error *err) {
   int64_t slot_bytes;
   if (plan->options.route == PKV_ROUTE_SHARED) return pkv_device_create_shared(plan, err);
   if (plan->options.segment_cost == 0 && plan->options.tile_cost == 0)
     plan->options.segment_cost = DEVICE_SEGMENT_COST;
-  plan->own_parts = plan->options.parts == 0 && (plan->options.route == PKV_ROUTE_BALANCED ||
-                                                 plan->options.route == PKV_ROUTE_AUTO);
-  if (plan->own_parts)
+  const bool own_parts = plan->options.parts == 0 && (plan->options.route == PKV_ROUTE_BALANCED ||
+                                                      plan->options.route == PKV_ROUTE_AUTO);
+  if (own_parts)
     PKV_TRY(ops->parts(&plan->options.parts, plan->executor, plan->kv_dtype, plan->shape.head_dim,
                        err));
   PKV_TRY(pkv_plan_bounds(&plan->limits.plan_bytes, &plan->limits.max_merges,
                           &plan->limits.max_slots, &plan->shape, &plan->options,
                           plan->limits.max_rows, plan->limits.max_seq_len, err));
+  if (own_parts) plan->options.flags |= PKV_PLAN_FEWER_PARTS; /* the bounds are the same */
   PKV_TRY(ops->sizes(&slot_bytes, plan, err));
   plan->launch_room = 2 * plan->limits.max_rows + 2;
   plan->launch =
@@ -192,9 +183,7 @@ pkv_status pkv_device_plan_build(pkv_device_plan *plan, int32_t rows, const int3
   PKV_CHECK(err, seq_len || rows == 0, PKV_E_INVALID, "seq_len is NULL with %d rows", rows);
   PKV_CHECK(err, (uintptr_t)seq_len % sizeof(int32_t) == 0, PKV_E_INVALID,
             "seq_len is %p, not aligned to 4 bytes", (const void *)seq_len);
-  pkv_plan_options options = plan->options;
-  options.parts = parts_of(plan, rows);
-  PKV_TRY(pkv_plan_prepare(&plan->header, &plan->shape, &options, rows, err));
+  PKV_TRY(pkv_plan_prepare(&plan->header, &plan->shape, &plan->options, rows, err));
   PKV_CHECK(err, plan->header.route == PKV_ROUTE_BALANCED, PKV_E_UNSUPPORTED,
             "route %s is planned on the host: use pkv_device_plan_upload",
             pkv_route_name((pkv_route)plan->header.route));

@@ -26,7 +26,6 @@ struct pkv_device_plan {
   pkv_executor *executor;
   pkv_shape shape;
   pkv_plan_options options; /* parts resolved */
-  int32_t own_parts;        /* by default, not as asked for: few segments get fewer */
   pkv_dtype kv_dtype;
   pkv_device_limits limits;
   int32_t fused_merge;

@@ -129,7 +129,7 @@ pkv_status pkv_plan_prepare(struct pkv_plan *header, const pkv_shape *shape,
 }
 
 /* Row costs, cursors, slots, merges: plan_core.h says what they are. */
-static void fill_balanced(struct pkv_plan *plan, const pkv_plan_core *core) {
+static void fill_balanced(struct pkv_plan *plan, pkv_plan_core *core) {
   const int32_t *seq_len = pkv_plan_array(plan, plan->seq_len_at);
   int64_t *row_cost = pkv_plan_array(plan, plan->row_cost_at);
   pkv_plan_cursor *cursors = pkv_plan_array(plan, plan->cursors_at);
@@ -141,6 +141,7 @@ static void fill_balanced(struct pkv_plan *plan, const pkv_plan_core *core) {
   for (int32_t row = 0; row < core->rows; row++)
     row_cost[row + 1] =
         row_cost[row] + core->kv_heads * pkv_core_segment(core, pkv_core_units(core, seq_len[row]));
+  core->used = pkv_core_used_parts(core, row_cost[core->rows]);
   for (int32_t p = 0; p <= core->parts; p++)
     pkv_core_cursor(&cursors[p], core, row_cost, seq_len, p);
   for (int32_t p = 1; p < core->parts; p++) {
@@ -189,7 +190,7 @@ pkv_status pkv_plan_build(const pkv_plan **out, void *memory, size_t memory_byte
   pkv_plan_fill_header(plan, &setup, &counts, &layout);
   if (rows > 0)
     memcpy(pkv_plan_array(plan, plan->seq_len_at), seq_len, (size_t)rows * sizeof(int32_t));
-  const pkv_plan_core core = pkv_plan_core_of(plan);
+  pkv_plan_core core = pkv_plan_core_of(plan);
   if (setup.route == PKV_ROUTE_BALANCED)
     fill_balanced(plan, &core);
   else

@@ -37,7 +37,8 @@ static pkv_status check_shape(const struct pkv_plan *plan, pkv_error *err) {
   PKV_FAULT(err, plan->slots >= 0 && plan->merges >= 0 && plan->items >= 0 && plan->launches >= 0,
             "slots %d, merges %d, items %d, launches %d", plan->slots, plan->merges, plan->items,
             plan->launches);
-  PKV_FAULT(err, (plan->flags & ~PKV_PLAN_BATCH_INVARIANT) == 0, "flags 0x%x",
+  const bool fewer = plan->route == PKV_ROUTE_BALANCED && plan->flags == PKV_PLAN_FEWER_PARTS;
+  PKV_FAULT(err, fewer || (plan->flags & ~PKV_PLAN_BATCH_INVARIANT) == 0, "flags 0x%x",
             (unsigned)plan->flags);
   return PKV_OK;
 }

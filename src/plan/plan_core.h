@@ -14,12 +14,14 @@
  *              unit_cost = tile_cost * unit_tokens / 64.
  *   line       Segments lie on a line of costs ordered by row, KV head; inside a segment first its
  *              segment_cost, then its units. row_cost[r] = costs of all rows before r.
- *   cuts       Cut p = 1 .. parts-1 lies at c = floor(p * total / parts). Its row is the last with
+ *   used       Parts that the line is cut in: all, or with PKV_PLAN_FEWER_PARTS what
+ *              pkv_core_used_parts says; the others come last and are empty.
+ *   cuts       Cut p = 1 .. used-1 lies at c = floor(p * total / used). Its row is the last with
  *              row_cost[row] <= c; its head follows by division. With x = c - (segment's start):
  *              x <= segment_cost cuts before the segment (unit 0), else before unit
  *              floor((2 (x - segment_cost) + unit_cost) / (2 unit_cost)), the nearest; where that
  *              equals the number of units, before the next segment (unit 0).
- *              Cursor 0 is (0, 0, 0), cursor `parts` is (rows, 0, 0).
+ *              Cursor 0 is (0, 0, 0), cursors from `used` on are (rows, 0, 0).
  *   marks      Cursors are monotone; equal ones make empty parts. For p = 1 .. parts-1:
  *              cut[p] = 1 if unit > 0 and cursor p differs from cursor p-1;
  *              seg[p] = 1 if cut[p] and cursor p-1 is not a cut (unit > 0) of the same segment;
@@ -50,6 +52,8 @@
 typedef struct pkv_plan_core {
   int32_t rows, kv_heads, q_len, window, unit_tokens, parts;
   int32_t batch_invariant;
+  int32_t fewer; /* whether short batches use fewer parts */
+  int32_t used;  /* parts that are cut: a builder's, from the lengths */
   int64_t unit_cost, segment_cost, empty_cost; /* empty_cost: of a segment without units */
 } pkv_plan_core;
 
@@ -59,6 +63,29 @@ typedef struct pkv_plan_core {
 /* Whether a batch has many segments for its parts: known before any length. */
 static inline PKV_HD int pkv_core_many(const pkv_plan_core *core) {
   return (int64_t)core->rows * core->kv_heads >= (int64_t)PKV_PLAN_MANY * core->parts;
+}
+
+/* Segments of a batch that is few. */
+#define PKV_PLAN_FEW 64
+
+/*
+ * How many 32nds of the parts a batch of few segments leaves empty. On a GPU the next layer's CTAs
+ * begin in their places, and a segment in fewer pieces is folded sooner: docs/notes/cuda-decode.md.
+ * units_cost: of all units; parts_cost: of one unit, times the parts.
+ */
+static inline PKV_HD int32_t pkv_core_spare(int64_t segments, int64_t units_cost,
+                                            int64_t parts_cost) {
+  const int brief = units_cost < 5 * parts_cost; /* 10K tokens of 8 KV heads in 264 parts */
+  if (brief && segments <= 32) return 5;
+  return brief || segments <= 16 ? 1 : 0;
+}
+
+static inline PKV_HD int32_t pkv_core_used_parts(const pkv_plan_core *core, int64_t total) {
+  const int64_t segments = (int64_t)core->rows * core->kv_heads;
+  if (!core->fewer) return core->parts;
+  return core->parts - core->parts / 32 *
+                           pkv_core_spare(segments, total - segments * core->segment_cost,
+                                          core->parts * core->unit_cost);
 }
 
 /* a / b for a >= 0, b > 0: a GPU divides 32 bits many times faster than 64. */
@@ -118,8 +145,8 @@ static inline PKV_HD void pkv_core_cursor(pkv_plan_cursor *out, const pkv_plan_c
   out->slot = -1;
   out->merge = -1;
   out->length = p == 0 && core->rows > 0 ? seq_len[0] : 0;
-  if (p == 0 || p == core->parts || core->rows == 0) return;
-  const int64_t c = pkv_core_cut(row_cost[core->rows], core->parts, p);
+  if (p == 0 || p >= core->used || core->rows == 0) return;
+  const int64_t c = pkv_core_cut(row_cost[core->rows], core->used, p);
   const int32_t row = pkv_core_find_row(row_cost, core->rows, c);
   const int32_t units = pkv_core_units(core, seq_len[row]);
   const int64_t segment = pkv_core_segment(core, units);
@@ -205,12 +232,15 @@ static inline PKV_HD pkv_plan_core pkv_plan_core_of(const struct pkv_plan *plan)
   core.q_len = plan->q_len;
   core.window = plan->window;
   core.unit_tokens = plan->unit_tokens;
-  core.parts = plan->parts;
+  core.parts = core.used = plan->parts;
   core.batch_invariant = (plan->flags & PKV_PLAN_BATCH_INVARIANT) != 0;
   core.unit_cost = plan->unit_cost;
   core.segment_cost = core.empty_cost = plan->segment_cost;
   if (plan->route == PKV_ROUTE_BALANCED && !core.batch_invariant && pkv_core_many(&core))
     core.empty_cost = pkv_core_div_up(plan->segment_cost, 4);
+  core.fewer = plan->route == PKV_ROUTE_BALANCED && (plan->flags & PKV_PLAN_FEWER_PARTS) &&
+               !core.batch_invariant && !pkv_core_many(&core) &&
+               (int64_t)core.rows * core.kv_heads <= PKV_PLAN_FEW;
   return core;
 }
 

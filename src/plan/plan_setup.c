@@ -18,9 +18,9 @@ _Static_assert(sizeof(struct pkv_plan) == 168, "plan bytes are fixed");
 
 static pkv_status check_options(const pkv_plan_options *options, pkv_error *err) {
   PKV_CHECK_STRUCT(err, options, pkv_plan_options);
-  PKV_CHECK(err, (options->flags & ~PKV_PLAN_BATCH_INVARIANT) == 0, PKV_E_INVALID,
-            "options->flags is 0x%x, known: 0x%x", (unsigned)options->flags,
-            PKV_PLAN_BATCH_INVARIANT);
+  const uint32_t known = PKV_PLAN_BATCH_INVARIANT | PKV_PLAN_FEWER_PARTS;
+  PKV_CHECK(err, (options->flags & ~known) == 0, PKV_E_INVALID,
+            "options->flags is 0x%x, known: 0x%x", (unsigned)options->flags, (unsigned)known);
   PKV_CHECK(err, options->parts >= 0 && options->parts <= PKV_PLAN_MAX_PARTS, PKV_E_INVALID,
             "options->parts is %d, possible: 0 (default) to %d", options->parts,
             PKV_PLAN_MAX_PARTS);
@@ -41,7 +41,7 @@ static pkv_status setup_balanced(pkv_plan_setup *out, const pkv_plan_options *op
   const int64_t scale = options->route == PKV_ROUTE_SHARED ? 8 : 1;
   const int64_t tile_cost = options->tile_cost ? options->tile_cost : 8 * scale;
   pkv_plan_core *core = &out->core;
-  core->parts = options->parts ? options->parts : 16;
+  core->parts = core->used = options->parts ? options->parts : 16;
   core->batch_invariant = invariant;
   core->unit_tokens = invariant ? chunk : PKV_TILE_TOKENS;
   core->unit_cost = tile_cost * (core->unit_tokens / PKV_TILE_TOKENS);
@@ -78,8 +78,11 @@ pkv_status pkv_plan_setup_init(pkv_plan_setup *out, const pkv_shape *shape,
                                const pkv_plan_options *options, pkv_error *err) {
   PKV_TRY(pkv_shape_check(shape, err));
   PKV_TRY(check_options(options, err));
+  const bool balanced = options->route == PKV_ROUTE_BALANCED || options->route == PKV_ROUTE_AUTO;
+  uint32_t flags = options->flags;
+  if (!balanced || (flags & PKV_PLAN_BATCH_INVARIANT)) flags &= ~PKV_PLAN_FEWER_PARTS;
   *out = (pkv_plan_setup){.route = options->route,
-                          .flags = options->flags,
+                          .flags = flags,
                           .query_heads = shape->query_heads,
                           .group = shape->query_heads / shape->kv_heads,
                           .head_dim = shape->head_dim,

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "gpu/gpu_case.h"
+#include "plan/plan.h"
 
 static void compare_bytes(const char *what, const void *host, const void *device, size_t bytes) {
   const unsigned char *a = host, *b = device;
@@ -79,8 +80,9 @@ static void test_device_plan_is_host_plan(void **state) {
   for (size_t r = 0; r < COUNT(rows); r++)
     for (size_t p = 0; p < COUNT(parts); p++)
       for (int i = 0; i < 4; i++) {
-        const plan_case c = {rows[r], i == 3 ? 131072 : 3000, parts[p],
-                             i & 1 ? PKV_PLAN_BATCH_INVARIANT : 0u};
+        static const uint32_t flags[] = {0u, PKV_PLAN_BATCH_INVARIANT, PKV_PLAN_FEWER_PARTS,
+                                         PKV_PLAN_FEWER_PARTS | PKV_PLAN_BATCH_INVARIANT};
+        const plan_case c = {rows[r], i == 3 ? 131072 : 3000, parts[p], flags[i]};
         if (!gpu_opt.small || (r + p) % 4 == 0) same_plan(&rng, &c);
       }
 }
@@ -101,6 +103,53 @@ static void expect_plan(const char *what, const pkv_shape *shape, const pkv_plan
   compare_bytes(what, host, device, got);
   pkv_device_plan_destroy(dp);
   pkv_device_free(gpu, lens);
+  free(host);
+  free(device);
+}
+
+/* What plan_core.h says of `used`, of a plan with the device's own number of parts. */
+static void test_default_parts(void **state) {
+  (void)state;
+  NEED_GPU();
+  static const struct {
+    int32_t rows, live, length, spare;
+  } cases[] = {{1, 1, 1024, 5}, {1, 1, 8192, 5}, {1, 1, 16384, 1}, {4, 4, 2048, 5}, {8, 8, 1024, 1},
+               {2, 2, 8192, 1}, {8, 8, 4096, 0}, {9, 9, 64, 0},    {5, 2, 2048, 1}, {64, 2, 64, 0}};
+  pkv_shape shape = PKV_SHAPE_INIT;
+  shape.kv_heads = 8;
+  shape.query_heads = 32;
+  shape.head_dim = 128;
+  pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+  pkv_device_plan *dp = NULL;
+  int32_t parts, lens[65];
+  OK(pkv_device_parts(&parts, gpu, PKV_DTYPE_F16, 128, err));
+  OK(pkv_device_plan_create(&dp, gpu, &shape, &options, PKV_DTYPE_F16, 65, 16384, err));
+  options.parts = parts;
+  options.flags = PKV_PLAN_FEWER_PARTS;
+  options.segment_cost = 16;
+  size_t bytes, workspace, got;
+  OK(pkv_plan_size(&bytes, &workspace, &shape, &options, 65, 16384, err));
+  void *host = aligned_alloc(64, (bytes + 63) / 64 * 64),
+       *device = aligned_alloc(64, (bytes + 63) / 64 * 64);
+  for (size_t i = 0; i < COUNT(cases); i++) {
+    const int32_t rows = cases[i].rows, used = parts - parts / 32 * cases[i].spare;
+    const pkv_plan *plan;
+    char what[96];
+    for (int32_t r = 0; r < rows; r++)
+      lens[r] = r < cases[i].live ? cases[i].length : 0;
+    void *d_lens = gpu_up(lens, (size_t)rows * sizeof *lens);
+    OK(pkv_plan_build(&plan, host, bytes, &shape, &options, rows, lens, err));
+    OK(pkv_device_plan_build(dp, rows, d_lens, NULL, err));
+    OK(pkv_device_plan_download(device, bytes, &got, dp, NULL, err));
+    snprintf(what, sizeof what, "%d of %d rows of %d", cases[i].live, rows, cases[i].length);
+    compare_bytes(what, host, device, got);
+    const pkv_plan_cursor *c = pkv_plan_at(plan, plan->cursors_at);
+    if (c[used - 1].row >= rows || c[used].row != rows)
+      fail_msg("%s: parts %d and %d of %d begin at rows %d and %d of %d", what, used - 1, used,
+               parts, c[used - 1].row, c[used].row, rows);
+    pkv_device_free(gpu, d_lens);
+  }
+  pkv_device_plan_destroy(dp);
   free(host);
   free(device);
 }
@@ -260,10 +309,10 @@ static void test_c20_few_rows_of_many(void **state) {
   gpu_case g;
   gpu_case_init(&g, &c);
   const pkv_shape shape = attn_case_shape(&c);
-  for (uint32_t flags = 0; flags <= PKV_PLAN_BATCH_INVARIANT; flags++) {
+  for (uint32_t flags = 0; flags <= PKV_PLAN_BATCH_INVARIANT + 1; flags++) {
     pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
-    options.flags = flags;
-    options.parts = 40;
+    options.flags = flags & PKV_PLAN_BATCH_INVARIANT;
+    options.parts = flags == 2 ? 0 : 40; /* 2: the device's own, some of them left empty */
     pkv_device_plan *plan = NULL;
     OK(pkv_device_plan_create(&plan, gpu, &shape, &options, PKV_DTYPE_F16, 64, 4096, err));
     gpu_poison_plan(plan, 0xff, 0);
@@ -279,6 +328,7 @@ static void test_c20_few_rows_of_many(void **state) {
 int gpu_suite_plans(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_device_plan_is_host_plan),
+      cmocka_unit_test(test_default_parts),
       cmocka_unit_test(test_lengths_are_cut),
       cmocka_unit_test(test_large_costs),
       cmocka_unit_test(test_fault_is_told),

@@ -486,7 +486,7 @@ static void test_bad_options(void **state) {
     pkv_plan_options options;
   } cases[] = {
 #define O(...) {sizeof(pkv_plan_options), __VA_ARGS__, 0, 0, 0, 0}
-      {PKV_E_INVALID, "flags is 0x2", O(PKV_ROUTE_BALANCED, 2u, 0, 0, 0, 0, 0, 0)},
+      {PKV_E_INVALID, "flags is 0x4", O(PKV_ROUTE_BALANCED, 4u, 0, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "parts is -1", O(PKV_ROUTE_BALANCED, 0, -1, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "parts is 65537", O(PKV_ROUTE_BALANCED, 0, 65537, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "splits is -1", O(PKV_ROUTE_SPLIT, 0, 0, -1, 0, 0, 0, 0)},
@@ -555,7 +555,7 @@ static void test_memory_is_exact(void **state) {
   const pkv_shape shape = shape_of(9, 3, 64);
   const int32_t lengths[] = {1000, 0, 77, 4096, 77, 30000};
   for (int route = PKV_ROUTE_BUCKET_EXACT; route <= PKV_ROUTE_BALANCED; route++)
-    for (uint32_t flags = 0; flags <= (route == PKV_ROUTE_BALANCED ? 1u : 0u); flags++) {
+    for (uint32_t flags = 0; flags <= (route == PKV_ROUTE_BALANCED ? 3u : 0u); flags++) {
       pkv_plan_options options = options_of((pkv_route)route);
       options.flags = flags;
       pkv_plan *first = plan_make(&shape, &options, 6, lengths);

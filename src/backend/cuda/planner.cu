@@ -51,9 +51,11 @@ struct planner_args {
   const int32_t *seq_len;
   int32_t max_seq_len;
   pkv_cuda_workspace workspace;
-  int32_t in_shared;               /* the plan's bytes are made in shared memory */
-  uint32_t empty_cost;             /* of a segment without units */
-  planner_divisor parts, two_unit; /* the plan's, and twice its unit_cost */
+  int32_t in_shared;        /* the plan's bytes are made in shared memory */
+  uint32_t empty_cost;      /* of a segment without units */
+  planner_divisor parts[3]; /* that may be cut, by the 32nds left empty: 0, 1, 5 */
+  planner_divisor two_unit; /* twice the plan's unit_cost */
+  int32_t fewer;            /* as pkv_plan_core */
 };
 
 /* Sums over the CTA: `before` of the threads before this one. Not inlined: what a step pays for is
@@ -173,12 +175,13 @@ static __device__ pkv_core_mark plan_cuts(const pkv_plan_core &core, const int32
 
 /* All of the plan at `plan`, whose bytes are zero. */
 static __device__ void make_plan(const planner_args &a, struct pkv_plan *plan) {
-  const pkv_plan_core core = pkv_plan_core_of(&a.header);
+  pkv_plan_core core = pkv_plan_core_of(&a.header);
   int32_t *seq_len = array_at<int32_t>(plan, a.header.seq_len_at);
   int64_t *row_cost = array_at<int64_t>(plan, a.header.row_cost_at);
   pkv_plan_cursor *cursors = array_at<pkv_plan_cursor>(plan, a.header.cursors_at);
   pkv_plan_merge *merges = array_at<pkv_plan_merge>(plan, a.header.merges_at);
   const int64_t total = plan_rows(a, core, seq_len, row_cost);
+  core.used = pkv_core_used_parts(&core, total);
 #pragma unroll 1
   for (int p = threadIdx.x; p <= core.parts; p += PLANNER_THREADS)
     pkv_core_cursor(&cursors[p], &core, row_cost, seq_len, p);
@@ -344,12 +347,13 @@ struct quick_cursor {
 
 static __device__ __forceinline__ quick_cursor quick_cut(const planner_args &a,
                                                          const unsigned char *image, uint32_t total,
+                                                         int used, const planner_divisor &by,
                                                          int p) {
   const struct pkv_plan &h = a.header;
   const uint2 *row_cost = (const uint2 *)(image + h.row_cost_at);
   const int32_t *seq_len = (const int32_t *)(image + h.seq_len_at);
-  const uint32_t each = divide(total, a.parts), rest = total - each * (uint32_t)h.parts;
-  const uint32_t c = p * each + divide(p * rest, a.parts);
+  const uint32_t each = divide(total, by), rest = total - each * (uint32_t)used;
+  const uint32_t c = p * each + divide(p * rest, by);
   int low = 0, high = h.rows;
 #pragma unroll 1
   while (high - low > 1) {
@@ -379,11 +383,16 @@ static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigne
   const struct pkv_plan &h = a.header;
   pkv_plan_merge *merges = (pkv_plan_merge *)(image + h.merges_at);
   const int p = warp * QUICK_CUTS + lane;
+  const uint32_t all = (uint32_t)(h.rows * h.kv_heads);
+  int spare = 0;
+  if (a.fewer)
+    spare = pkv_core_spare(all, total - all * h.segment_cost, (int64_t)h.parts * h.unit_cost);
+  const int used_parts = h.parts - h.parts / 32 * spare;
   quick_cursor c = {0, 0, 0};
-  if (p >= h.parts)
+  if (p >= used_parts)
     c.row = (uint32_t)h.rows;
   else if (p > 0)
-    c = quick_cut(a, image, total, p);
+    c = quick_cut(a, image, total, used_parts, a.parts[min(spare, 2)], p);
   const uint32_t key = c.row * (uint32_t)h.kv_heads + c.head;
   const bool same = __shfl_up_sync(0xffffffffu, key, 1) == key;
   const bool last = __shfl_down_sync(0xffffffffu, key, 1) != key;
@@ -394,7 +403,7 @@ static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigne
   uint32_t sum = scan_warp((cut ? 1u : 0u) + (opens ? 0x10000u : 0u), lane);
   if (lane == 31) sums[warp] = sum;
   cutters_meet(cutters);
-  const uint32_t all = scan_warps(&sum, sums, cutters, warp, lane);
+  const uint32_t marks = scan_warps(&sum, sums, cutters, warp, lane);
   const int cuts = (int)(sum & 0xffff), segments = (int)(sum >> 16);
   const int merge = c.unit > 0 ? segments - 1 : -1;
   const int slot = c.unit > 0 ? cuts + segments - 1 : -1;
@@ -407,12 +416,12 @@ static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigne
     out[2] = make_int2(merge, length);
   }
   if (opens) merges[merge].first_slot = slot - 1;
-  const int used = (int)(all >> 16);
+  const int used = (int)(marks >> 16);
   if (threadIdx.x == 0) {
     struct pkv_plan *to = (struct pkv_plan *)image;
     to->total_cost = total;
     to->merges = used;
-    to->slots = (int)(all & 0xffff) + used;
+    to->slots = (int)(marks & 0xffff) + used;
     to->workspace_bytes = (used * 4 + 63) / 64 * 64 + to->slots * pkv_plan_slot_bytes(&h);
   }
   cutters_meet(cutters);
@@ -504,7 +513,10 @@ extern "C" cudaError_t pkv_cuda_launch_planner(const struct pkv_plan *header, vo
   int threads;
   const bool quick = is_quick(&threads, header, max_seq_len) && in_shared;
   if (quick) {
-    args.parts = divisor_of((uint32_t)header->parts);
+    static const int spare[3] = {0, 1, 5};
+    for (int i = 0; i < 3; i++)
+      args.parts[i] = divisor_of((uint32_t)(header->parts - header->parts / 32 * spare[i]));
+    args.fewer = core.fewer;
     args.two_unit = divisor_of(2 * header->unit_cost);
   }
   return pkv_cuda_launch_kernel(
