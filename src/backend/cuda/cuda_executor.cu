@@ -166,6 +166,7 @@ static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t 
   p.input.max_seq_len = plan->limits.max_seq_len;
   p.input.chained = (sharing->flags & PKV_TABLE_CHAINED) != 0;
   p.memory = plan->tree.memory;
+  p.beside_planner = p.dependent && plan->line != NULL;
   p.most_units = plan->tree.most_units;
   p.counters = plan->counters;
   p.counter_count = plan->counter_count;
