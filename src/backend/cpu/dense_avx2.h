@@ -33,6 +33,10 @@ void pkv_dense_swiglu_avx2(float *y, const float *gate, const float *up, int64_t
 void pkv_dense_geglu_avx2(float *y, const float *gate, const float *up, int64_t count);
 void pkv_dense_add_avx2(float *y, const float *x, int64_t count);
 
+/* Passes over a tile up to which they ask for the next one: with more, the dots take so long that
+   it does not matter. */
+#define PKV_FETCH_CALLS 8
+
 /* Bytes of a block: of 32 elements, or of a super-block of 256. */
 PKV_ALWAYS_INLINE int64_t pkv_block_bytes(pkv_wtype type) {
   return type == PKV_WTYPE_Q4_0   ? 18

@@ -53,8 +53,6 @@ PKV_ALWAYS_INLINE float pkv_half_sum(__m256 v) {
   return _mm_cvtss_f32(_mm_add_ss(s, _mm_shuffle_ps(s, s, 1)));
 }
 
-#define PKV_HALF_FETCH_CALLS 8 /* with more, the dots take so long that it does not matter */
-
 /*
  * All tiles of one shape; rows are a multiple of the shape's. Columns past the last one are that
  * one again, and dropped. A group of columns meets all rows before the next group comes, of which
@@ -66,8 +64,7 @@ static inline void pkv_half_product(const pkv_dense_job *job, const pkv_half_sha
   const unsigned char *data = w->data;
   const int64_t calls = (row1 - row0) / shape->rows, steps = (w->k + PKV_QK - 1) / PKV_QK;
   pkv_half_tile t = {.k = w->k, .x_stride = pkv_half_stride(w->k)};
-  if (calls <= PKV_HALF_FETCH_CALLS)
-    t.ahead_bytes = (shape->columns * 2 * PKV_QK + calls - 1) / calls;
+  if (calls <= PKV_FETCH_CALLS) t.ahead_bytes = (shape->columns * 2 * PKV_QK + calls - 1) / calls;
   for (int64_t col = col0; col < col1; col += shape->columns) {
     const int64_t columns = col1 - col < shape->columns ? col1 - col : shape->columns;
     for (int64_t c = 0; c < shape->columns; c++)

@@ -34,8 +34,6 @@ typedef struct pkv_fetch {
   int64_t bytes;           /* a block; 0 = nothing is asked for */
 } pkv_fetch;
 
-#define PKV_FETCH_CALLS 8 /* with more, the dots take so long that it does not matter */
-
 /* The part of call `call` out of `calls`, each over `blocks` blocks from block0 on. */
 PKV_ALWAYS_INLINE pkv_fetch pkv_fetch_part(pkv_wtype type, const pkv_weight *w, int64_t next_col,
                                            int64_t block0, int64_t blocks, int64_t call,

@@ -2,6 +2,7 @@
 /* Products of packed weights with few rows: which kernel, and how many CTAs share a row. */
 #include "backend/cuda/dense_few.h"
 
+#include "backend/cuda/dense_clusters.h"
 #include "backend/cuda/dense_launchers.h"
 #include "backend/cuda/dense_pack.h"
 
@@ -136,22 +137,11 @@ static cudaError_t launch(const pkv_few_set *set, const pkv_dense_matmul_params 
   if (!fits(set, p->m, p->w.k, a.split)) return cudaErrorInvalidValue;
   int32_t clusters = multiprocessors() / a.split;
   if (clusters > a.tiles) clusters = a.tiles;
-  cudaLaunchAttribute attributes[2] = {0};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = (unsigned)a.split;
-  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {0};
-  config.gridDim.x = (unsigned)(clusters * a.split);
-  config.blockDim.x = (unsigned)set->warps * 32;
-  config.gridDim.y = config.gridDim.z = config.blockDim.y = config.blockDim.z = 1;
-  config.dynamicSmemBytes = (size_t)shared_bytes(set, p->m, p->w.k, a.split);
-  config.stream = stream;
-  config.attrs = a.split > 1 ? attributes : attributes + 1;
-  config.numAttrs = (a.split > 1 ? 1u : 0u) + (dependent ? 1u : 0u);
   void *arguments_of[] = {&a};
-  return cudaLaunchKernelExC(&config, set->kernel[p->m > 8], arguments_of);
+  return pkv_dense_launch_clusters(set->kernel[p->m > 8], (int32_t)(clusters * a.split),
+                                   set->warps * 32,
+                                   (int32_t)(shared_bytes(set, p->m, p->w.k, a.split)), a.split,
+                                   dependent, arguments_of, stream);
 }
 
 int pkv_dense_gemv_fits(const pkv_dense_matmul_params *p, int32_t split) {

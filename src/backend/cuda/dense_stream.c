@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "backend/cuda/dense_clusters.h"
 #include "backend/cuda/dense_launchers.h"
 
 #define SHARED     (200 * 1024) /* of a CTA, one a multiprocessor: smaller rings slow a step */
@@ -125,21 +126,8 @@ cudaError_t pkv_dense_launch_stream(const pkv_dense_matmul_params *p, const void
   if (!pkv_dense_stream_takes(p) || encoder == NULL) return cudaErrorInvalidValue;
   pkv_stream_args a = arguments(p, scratch, sms);
   if (encode_both(&a, encoder, p) != CUDA_SUCCESS) return cudaErrorInvalidValue;
-  cudaLaunchAttribute attributes[2] = {0};
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim.x = (unsigned)a.split;
-  attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {0};
-  config.gridDim.x = (unsigned)grid_of(&a, sms);
-  config.blockDim.x = PKV_STREAM_WORKERS + 32;
-  config.gridDim.y = config.gridDim.z = config.blockDim.y = config.blockDim.z = 1;
-  config.dynamicSmemBytes = SHARED;
-  config.stream = stream;
-  config.attrs = a.split > 1 ? attributes : attributes + 1;
-  config.numAttrs = (a.split > 1 ? 1u : 0u) + (dependent ? 1u : 0u);
   void *arguments_of[] = {&a};
-  return cudaLaunchKernelExC(&config, pkv_stream_kernels[p->m > 8][p->act == PKV_DTYPE_BF16],
-                             arguments_of);
+  return pkv_dense_launch_clusters(pkv_stream_kernels[p->m > 8][p->act == PKV_DTYPE_BF16],
+                                   (int32_t)(grid_of(&a, sms)), PKV_STREAM_WORKERS + 32,
+                                   (int32_t)(SHARED), a.split, dependent, arguments_of, stream);
 }
