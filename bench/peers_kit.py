@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs the peers of bench/compare_peers.py for a GPU machine that has torch but no internet.
 
-    peers_kit.py build WORK OUT [--python 3.12] [--dtypes f16,bf16] [--slice-mib 55]
+    peers_kit.py build WORK OUT [--python 3.12] [--dtypes f16,bf16] [--slice-mib 55] [--no-fa3]
     peers_kit.py unpack FOLDER SLICE...
 
 `build` runs where there is internet and nvcc but no GPU is needed. It downloads the wheels named
 below, keeps of them what decode attention imports, compiles FlashInfer's kernels for sm_90a ahead
 of time (its own sources and flags; masks other than none and causal, and ragged caches, which
-decode never uses, are left out), and cuts one .tar.xz into slices. It needs a Python with the
+decode never uses, are left out), and cuts one .tar.xz into slices. --no-fa3 leaves out both
+FlashAttention 3, vLLM's and FlashInfer's: half of the size. It needs a Python with the
 torch that the GPU machine has: run it with that one. --python is the GPU machine's version.
 
 `unpack` joins the slices, in any order, into FOLDER; give that to compare_peers.py --kit.
@@ -110,7 +111,7 @@ def environment(work):
             "PYTHONPATH": os.path.join(work, "here")}  # fmt: skip
 
 
-def module_specs(dtype):
+def module_specs(dtype, fa3):
     """FlashInfer's own build recipes of what the decode wrappers load for this dtype."""
     import torch
     from flashinfer.jit.attention import modules
@@ -127,18 +128,18 @@ def module_specs(dtype):
         modules._gen_batch_attention_primary_module(*shape, False, False),
         gen_xqa_module(t, t, PAGE, HEAD_DIM, GROUP, False, t, 1),
     ]
-    if dtype == "f16":  # it compiles for ten minutes: one type is enough
-        fa3 = modules.gen_batch_prefill_module("fa3", *shape, *plain)
-        fa3.sources = [s for s in fa3.sources if "mask_1" not in s.name]  # one query sees all keys
-        specs.append(fa3)
+    if fa3 and dtype == "f16":  # it compiles for ten minutes: one type is enough
+        spec = modules.gen_batch_prefill_module("fa3", *shape, *plain)
+        spec.sources = [s for s in spec.sources if "mask_1" not in s.name]  # a query sees all keys
+        specs.append(spec)
     return specs
 
 
-def compile_modules(dtypes):
+def compile_modules(dtypes, fa3):
     """In a child process with environment(); prints the libraries' paths."""
     made = {}
     for dtype in dtypes:
-        for spec in module_specs(dtype):
+        for spec in module_specs(dtype, fa3):
             start = time.monotonic()
             if spec.name in made:
                 continue
@@ -155,7 +156,7 @@ def child(work, *words):
     return json.loads(out.strip().splitlines()[-1])
 
 
-def fill_site(work, here, site, modules):
+def fill_site(work, here, site, modules, fa3):
     """What the GPU machine gets: `here` is the tree for this machine's Python, to see what imports
     load; WORK/tree the one for the GPU machine's."""
     tree = os.path.join(work, "tree")
@@ -182,6 +183,8 @@ def fill_site(work, here, site, modules):
         folder = os.path.join(site, "flashinfer/data/aot", name)
         os.makedirs(folder)
         shutil.copyfile(path, os.path.join(folder, name + ".so"))
+    if not fa3:
+        return
     os.makedirs(os.path.join(site, "fa3"))
     with zipfile.ZipFile(wheel(os.path.join(work, "wheels"), VLLM)) as file:
         with open(os.path.join(site, "fa3/_vllm_fa3_C.abi3.so"), "wb") as out:
@@ -207,15 +210,17 @@ def build(args):
     work, wheels = os.path.abspath(args.work), os.path.join(os.path.abspath(args.work), "wheels")
     here, site = os.path.join(work, "here"), os.path.join(work, "site")
     mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-    download(wheels, args.python, [FLASHINFER, VLLM, TVM_FFI, CUDNN])
+    packages = [FLASHINFER, TVM_FFI, CUDNN] + ([VLLM] if args.fa3 else [])
+    download(wheels, args.python, packages)
     unpack_wheels(wheels, os.path.join(work, "tree"))
     download(os.path.join(work, "wheels_here"), mine, [FLASHINFER, TVM_FFI, CUDNN])
     unpack_wheels(os.path.join(work, "wheels_here"), here)
-    modules = child(work, os.path.abspath(__file__), "compile", args.dtypes)
+    flags = [] if args.fa3 else ["--no-fa3"]
+    modules = child(work, os.path.abspath(__file__), "compile", args.dtypes, *flags)
     shutil.rmtree(site, ignore_errors=True)
-    fill_site(work, here, site, modules)
+    fill_site(work, here, site, modules, args.fa3)
     with open(os.path.join(site, "kit.json"), "w", encoding="utf-8") as file:
-        json.dump({"packages": [FLASHINFER, VLLM, TVM_FFI, CUDNN], "arch": ARCH,
+        json.dump({"packages": packages, "arch": ARCH,
                    "dtypes": args.dtypes, "modules": sorted(modules)}, file, indent=1)  # fmt: skip
     pack(site, args.out, args.slice_mib << 20)
 
@@ -240,14 +245,16 @@ def main():
     sub.add_argument("--python", default="3.12")
     sub.add_argument("--dtypes", default="f16,bf16")
     sub.add_argument("--slice-mib", type=int, default=55)
+    sub.add_argument("--no-fa3", dest="fa3", action="store_false")
     sub = commands.add_parser("unpack")
     sub.add_argument("folder")
     sub.add_argument("slices", nargs="+")
     sub = commands.add_parser("compile")
     sub.add_argument("dtypes")
+    sub.add_argument("--no-fa3", dest="fa3", action="store_false")
     args = parser.parse_args()
     if args.command == "compile":
-        compile_modules(args.dtypes.split(","))
+        compile_modules(args.dtypes.split(","), args.fa3)
     elif args.command == "build":
         build(args)
     else:
