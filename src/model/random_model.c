@@ -101,7 +101,7 @@ pkv_status pkv_random_open(pkv_model *model, const char *config, bool on_device,
   PKV_TRY(pkv_folder_open_config(&model->gguf, &parsed, config, &model->allocator, err));
   PKV_TRY(pkv_hparams_read(model, err));
   if (model->hp.vocab == 0) model->hp.vocab = parsed.vocab;
-  PKV_CHECK(err, model->hp.vocab >= 1, PKV_E_FORMAT, "vocab_size is %d", (int)model->hp.vocab);
+  PKV_ASSERT(model->hp.vocab >= 1); /* or the configuration is refused */
   if (!on_device) PKV_TRY(pkv_workers_create(&r.workers, 0, &model->allocator, err));
   const pkv_status status = make_all(&r, &parsed);
   pkv_workers_destroy(r.workers);

@@ -517,6 +517,11 @@ class Serve(ServerCase):
     def test_limits_of_bodies(self):
         status, _, body = self.server.request("POST", "/v1/completions", b" " * 65537)
         self.refused((status, json.loads(body)), 413)
+        # One that says it is far larger, or asks before it comes: refused before it is read.
+        for more in ({"Content-Length": "1000000000000"},
+                     {"Content-Length": "65537", "Expect": "100-continue"}):
+            status, _, body = self.server.request("POST", "/v1/completions", b"", more)
+            self.refused((status, json.loads(body)), 413)
 
         def pieces(count):
             for _ in range(count):

@@ -30,10 +30,10 @@ static const char *const templates[CHATS] = {
 };
 
 static const char body[] =
-    "{\"messages\":[{\"role\":\"system\",\"content\":\"b a\"},"
+    "{\"messages\":[{\"role\":\"developer\",\"content\":\"b a\"},"
     "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
     "{\"type\":\"text\",\"text\":\"b\"}]},"
-    "{\"role\":\"assistant\",\"content\":\"a b\",\"tool_calls\":[{\"id\":\"1\",\"type\":"
+    "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"1\",\"type\":"
     "\"function\",\"function\":{\"name\":\"ab\",\"arguments\":\"{\\\"a\\\": [\\\"b\\\"]}\"}},"
     "{\"id\":\"2\",\"type\":\"function\",\"function\":{\"name\":\"ab\",\"arguments\":\"{}\"}}]},"
     "{\"role\":\"tool\",\"tool_call_id\":\"1\",\"content\":\"b\"},"
