@@ -265,12 +265,15 @@ typedef struct pkv_engine_options {
    * cache_tokens 0 is what is free behind the weights, batch_invariant must be 0 and policy FIXED.
    */
   pkv_device device;
+  /* CUDA: so many devices of this host, the first ones that the process sees, compute each layer
+     together; 0 = 1. */
+  int32_t tensor_parallel;
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
         PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL, 1, PKV_SCHED_FCFS,    \
-        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU                                            \
+        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU, 0                                         \
   }
 
 /*

@@ -638,6 +638,7 @@ class EngineOptions(Structure):
         ("k_scale", c_float),
         ("v_scale", c_float),
         ("device", c_int32),
+        ("tensor_parallel", c_int32),
     ]
 
 

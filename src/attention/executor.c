@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Executors as handles: options checked, the device's backend asked to fill them. */
-#include "backend/device_ops.h"
+#include "attention/executor.h"
 
+#include "backend/device_ops.h"
 #include "base/status.h"
 
 const char *pkv_isa_name(pkv_isa isa) {
@@ -22,10 +23,12 @@ const char *pkv_isa_name(pkv_isa isa) {
   return "?";
 }
 
-static pkv_status init(pkv_executor *executor, const pkv_executor_options *options,
+static pkv_status init(pkv_executor *executor, const pkv_executor_options *options, int32_t index,
                        pkv_error *err) {
 #ifdef PKV_HAVE_CUDA
-  if (options->device == PKV_DEVICE_CUDA) return pkv_cuda_executor_init(executor, options, err);
+  if (options->device == PKV_DEVICE_CUDA) return pkv_cuda_executor_init(executor, index, err);
+#else
+  (void)index;
 #endif
   return pkv_cpu_executor_init(executor, options, err);
 }
@@ -42,6 +45,11 @@ static void deinit(pkv_executor *executor) {
 
 pkv_status pkv_executor_create(pkv_executor **out, const pkv_executor_options *options,
                                pkv_error *err) {
+  return pkv_executor_create_at(out, options, -1, err);
+}
+
+pkv_status pkv_executor_create_at(pkv_executor **out, const pkv_executor_options *options,
+                                  int32_t index, pkv_error *err) {
   PKV_CHECK(err, out != NULL, PKV_E_INVALID, "out is NULL");
   *out = NULL;
   PKV_CHECK_STRUCT(err, options, pkv_executor_options);
@@ -59,7 +67,7 @@ pkv_status pkv_executor_create(pkv_executor **out, const pkv_executor_options *o
   PKV_CHECK(err, executor != NULL, PKV_E_NOMEM, "%zu bytes for the executor", sizeof *executor);
   executor->allocator = allocator;
   executor->device = options->device;
-  const pkv_status status = init(executor, options, err);
+  const pkv_status status = init(executor, options, index, err);
   if (status != PKV_OK) {
     pkv_free(&allocator, executor, sizeof *executor);
     return status;

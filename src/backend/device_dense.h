@@ -40,6 +40,23 @@ PKV_HD static inline float pkv_random_deviation(int64_t k) {
   return 1.0f / sqrtf((float)k);
 }
 
+/* Rows of random weights: element (i, j) is pkv_random_weight of number first + i stride + j. */
+typedef struct pkv_dense_random_params {
+  void *data; /* [n, k] of type act */
+  pkv_dtype act;
+  int64_t n, k;
+  uint64_t seed;
+  int64_t first, stride;
+  float deviation;
+} pkv_dense_random_params;
+
+/* `count` elements in a row, numbers 0 and up. */
+static inline pkv_dense_random_params pkv_dense_random_run(void *data, pkv_dtype act, int64_t count,
+                                                           uint64_t seed, float deviation) {
+  const pkv_dense_random_params p = {data, act, 1, count, seed, 0, count, deviation};
+  return p;
+}
+
 /* y[i] = row ids[i] of w, times scale. w: act type, or f32. */
 typedef struct pkv_dense_embed_params {
   pkv_weight w; /* data: the device's, [n, k] */
@@ -181,13 +198,12 @@ typedef struct pkv_dense_ops {
   pkv_wtype (*weight_type)(pkv_executor *executor, pkv_wtype type, pkv_dtype act, int32_t rows);
   /* Bytes of such a matrix on the device. */
   size_t (*weight_bytes)(const pkv_weight *w);
-  /* Fills rows first .. of the device's matrix w with `host`, of w's type and k. Synchronises. May
-     take memory while it runs. */
+  /* Fills rows first .. of the device's matrix w, which has no gaps, with `host`, of w's type and
+     k, which may have. Synchronises. May take memory while it runs. */
   pkv_status (*weight_pack)(pkv_executor *executor, const pkv_weight *w, int64_t first,
                             const pkv_weight *host, pkv_error *err);
-  /* `count` elements of act's type: pkv_random_weight of seed, index and scale. */
-  pkv_status (*weight_random)(pkv_executor *executor, void *data, pkv_dtype act, int64_t count,
-                              uint64_t seed, float scale, void *stream, pkv_error *err);
+  pkv_status (*weight_random)(pkv_executor *executor, const pkv_dense_random_params *p,
+                              void *stream, pkv_error *err);
 
   pkv_status (*embed)(pkv_executor *executor, const pkv_dense_embed_params *p, void *stream,
                       pkv_error *err);
@@ -206,6 +222,36 @@ typedef struct pkv_dense_ops {
   size_t (*sample_bytes)(int32_t m, int32_t vocab);
   pkv_status (*sample)(pkv_executor *executor, const pkv_dense_sample_params *p, void *stream,
                        pkv_error *err);
+
+  /*
+   * Several executors, each of a device of its own, that compute parts of the same sums: ranks of a
+   * group. One thread drives them all.
+   */
+  /* The executor's device becomes the calling thread's: before work for another one's. */
+  pkv_status (*select)(pkv_executor *executor, pkv_error *err);
+  /* 1: kernels of each executor read and write the memory of the others. Once before
+     group_create: it may have to be switched on. */
+  pkv_status (*group_reaches)(int32_t *reaches, pkv_executor *const *executors, int32_t count,
+                              pkv_error *err);
+  /* For norms of up to `rows` rows. E_UNSUPPORTED, naming it, where a library is missing that it
+     needs. The executors stay the caller's and outlive the group. */
+  pkv_status (*group_create)(void **group, pkv_executor *const *executors, int32_t count,
+                             int32_t rows, pkv_error *err);
+  /* After the graphs that have its work. */
+  void (*group_destroy)(void *group);
+  /*
+   * `norm` of each rank, p[rank] on streams[rank], whose delta is the sum of all ranks' deltas: in
+   * all ranks the same bits. Each has the same m and n. What lies in a rank's delta afterwards is
+   * undefined, and two calls in a row have different ones: others may still read this one.
+   */
+  pkv_status (*group_norm)(void *group, const pkv_dense_norm_params *p, void *const *streams,
+                           pkv_error *err);
+  /* What comes behind it on streams[0] sees what the other ranks' streams wrote before it. Only
+     where group_reaches said so. */
+  pkv_status (*group_gather)(void *group, void *const *streams, pkv_error *err);
+  /* Until all ranks' streams have nothing left to do, or one has failed: then the others may wait
+     for it in vain, and the group is of no use any more. */
+  pkv_status (*group_wait)(void *group, void *const *streams, pkv_error *err);
 } pkv_dense_ops;
 
 #endif

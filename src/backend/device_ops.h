@@ -74,9 +74,8 @@ typedef struct pkv_device_ops {
                            const pkv_sharing *sharing, void *stream, pkv_error *err);
 } pkv_device_ops;
 
-/* The CUDA backend, where it is built in. */
-pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_options *options,
-                                  pkv_error *err);
+/* The CUDA backend, where it is built in: on the device of this index; -1 = the thread's own. */
+pkv_status pkv_cuda_executor_init(pkv_executor *executor, int32_t index, pkv_error *err);
 void pkv_cuda_executor_deinit(pkv_executor *executor);
 
 #endif

@@ -20,6 +20,9 @@ const char *pkv_env_get(pkv_env name) {
   case PKV_ENV_CUDA_CHECK:
     key = "PKV_CUDA_CHECK";
     break;
+  case PKV_ENV_CUDA_SUM:
+    key = "PKV_CUDA_SUM";
+    break;
   case PKV_ENV_NOTIFY_SOCKET:
     key = "NOTIFY_SOCKET";
     break;

@@ -7,6 +7,7 @@ typedef enum pkv_env {
   PKV_ENV_LOG,          /* error|warn|info|debug: level of the command line's log */
   PKV_ENV_CPU,          /* reference|scalar|avx2|avx512|neon: forces an instruction set */
   PKV_ENV_CUDA_CHECK,   /* 1: synchronise and check after each launch */
+  PKV_ENV_CUDA_SUM,     /* nccl: several devices add up by NCCL, also where they need not */
   PKV_ENV_NOTIFY_SOCKET /* systemd's: where a service says that it is ready */
 } pkv_env;
 

@@ -24,7 +24,7 @@
 
 typedef struct bench_model_options {
   const char *model, *random, *prompts, *depths, *parallel, *csv, *commit;
-  int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device;
+  int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device, ranks;
   int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json, llama;
   int64_t seed;
 } bench_model_options;
@@ -40,6 +40,8 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, random, 0, "random-weights", "CONFIG", NULL,
              "in its place: a model of this config.json's shape, of random bf16 weights"),
     PKV_CHOICE(O, device, 0, "device", devices, "cpu", "where the model runs"),
+    PKV_INT(O, ranks, 0, "tensor-parallel-size", "N", "1", 1, 16,
+            "with --device cuda: devices that compute together, the first N seen"),
     PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
              "prefill: prompts of so many tokens, separated by commas; 0 = none"),
     PKV_INT(O, generate, 'n', "generate", "N", "64", 0, MAX_TOKENS,
@@ -185,10 +187,12 @@ static pkv_status run_start(bench_model *b, pkv_error *err) {
 
 /* Results of a device name it and its driver, not the processor beside it. Where there is none, the
    engine's own words about that come next. */
-static void name_device(bench_run *run) {
+static void name_device(bench_run *run, int32_t count) {
   pkv_meter *meter = NULL;
+  char name[sizeof run->device + 16];
   if (pkv_meter_create(&meter, NULL) != PKV_OK) return;
-  bench_run_describe_device(run, meter->info.device, meter->info.driver);
+  (void)snprintf(name, sizeof name, "%d x %s", (int)count, meter->info.device);
+  bench_run_describe_device(run, count > 1 ? name : meter->info.device, meter->info.driver);
   pkv_meter_destroy(meter);
 }
 
@@ -211,7 +215,7 @@ static pkv_status open_model(bench_model *b, pkv_error *err) {
   bench_model_describe(&b->run, cuda ? "cuda" : pkv_isa_name(pkv_executor_isa(executor)),
                        b->o->random != NULL ? b->o->random : b->o->model);
   pkv_executor_destroy(executor);
-  if (cuda) name_device(&b->run.run);
+  if (cuda) name_device(&b->run.run, b->o->ranks);
   return PKV_OK;
 }
 
@@ -240,6 +244,7 @@ static void set_up(bench_model *b) {
   e->prefill_chunk = o->chunk > 0 ? o->chunk : chunk;
   e->batch_invariant = !o->variant && o->device == PKV_DEVICE_CPU;
   e->device = (pkv_device)o->device;
+  e->tensor_parallel = o->ranks;
   b->subject.repeats = o->repeats;
   b->subject.seed = (uint64_t)o->seed << 20;
   b->run.run.commit = o->commit;

@@ -13,7 +13,7 @@
 typedef struct run_options {
   const char *model, *prompt, *file, *system;
   int32_t escape, chat, special, ignore_end, json, stats;
-  int32_t max_tokens, top_k, threads, kv_dtype, activations, ctx, page, chunk, logprobs;
+  int32_t max_tokens, top_k, threads, kv_dtype, activations, ctx, page, chunk, ranks, logprobs;
   double temperature, top_p;
   int64_t seed;
   int32_t device;
@@ -47,6 +47,8 @@ static const pkv_option options_table[] = {
     PKV_INT(run_options, seed, 0, "seed", "N", "0", 0, INT64_MAX,
             "the same seed gives the same text"),
     PKV_CHOICE(run_options, device, 0, "device", devices, "cpu", "where the model runs"),
+    PKV_INT(run_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, 16,
+            "with --device cuda: devices that compute together, the first N seen"),
     PKV_INT(run_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(run_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(run_options, activations, 0, "activations", activation_names, "i8",
@@ -114,6 +116,7 @@ static pkv_status create_engine(run_state *s, pkv_error *err) {
   options.prefill_chunk = o->chunk;
   options.max_seq_len = o->ctx;
   options.device = (pkv_device)o->device;
+  options.tensor_parallel = o->ranks;
   options.batch_invariant = o->device == PKV_DEVICE_CPU;
   options.max_rows = 1;
   options.max_requests = 1;

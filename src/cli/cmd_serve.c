@@ -16,7 +16,7 @@ typedef struct serve_options {
   const char *config, *model, *host, *name, *key_file, *keys, *cors;
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
   int32_t header_s, body_s, idle_s, stall_s, drain_s, progress_s;
-  int32_t order, admission, beside, no_cache, shared_cache, device;
+  int32_t order, admission, beside, no_cache, shared_cache, device, ranks;
   int32_t log_format, log_level, no_access_log, sandbox;
   int64_t cache, max_body;
 } serve_options;
@@ -49,6 +49,8 @@ static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, cors, 0, "cors", "LIST", NULL,
              "origins whose pages may ask, separated by commas"),
     PKV_CHOICE(serve_options, device, 0, "device", devices, "cpu", "where the model runs"),
+    PKV_INT(serve_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, 16,
+            "with --device cuda: devices that compute together, the first N seen"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(serve_options, activations, 0, "activations", activation_names, "i8",
@@ -147,6 +149,7 @@ static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
   engine->max_rows = o->rows;
   engine->max_requests = o->requests;
   engine->device = (pkv_device)o->device;
+  engine->tensor_parallel = o->ranks;
   engine->batch_invariant = o->device == PKV_DEVICE_CPU;
   engine->route_stats = 1;
   engine->order = (pkv_sched_order)o->order;

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "attention/executor.h"
 #include "base/status.h"
 #include "engine/engine_state.h"
 
@@ -53,6 +54,12 @@ static pkv_status check_options(const pkv_engine_options *o, pkv_error *err) {
             "options->k_scale is %g, it is above 0", (double)o->k_scale);
   PKV_CHECK(err, isfinite(o->v_scale) && o->v_scale >= 0.0f, PKV_E_RANGE,
             "options->v_scale is %g, it is above 0", (double)o->v_scale);
+  PKV_CHECK(err, o->tensor_parallel >= 0 && o->tensor_parallel <= PKV_MAX_RANKS, PKV_E_RANGE,
+            "options->tensor_parallel is %d, possible are 1 to %d", (int)o->tensor_parallel,
+            PKV_MAX_RANKS);
+  PKV_CHECK(err, o->tensor_parallel <= 1 || o->device != PKV_DEVICE_CPU, PKV_E_UNSUPPORTED,
+            "options->tensor_parallel is %d: several devices compute together, the CPU is one",
+            (int)o->tensor_parallel);
   PKV_CHECK(err, !o->batch_invariant || o->policy == PKV_POLICY_FIXED, PKV_E_INVALID,
             "options->policy %s may take routes that are not batch-invariant: set batch_invariant "
             "to 0",
@@ -161,18 +168,29 @@ static pkv_status find_ends(pkv_engine *e, pkv_error *err) {
   return PKV_OK;
 }
 
-static pkv_status create_executor(pkv_engine *e, pkv_error *err) {
+/* index: of the device; -1 = the thread's own. */
+static pkv_status create_executor(pkv_executor **out, const pkv_engine *e, int32_t index,
+                                  pkv_error *err) {
   pkv_executor_options executor = PKV_EXECUTOR_OPTIONS_INIT;
   executor.device = e->options.device;
   executor.threads = e->options.threads;
   executor.isa = e->options.isa;
   executor.allocator = &e->allocator;
-  return pkv_executor_create(&e->executor, &executor, err);
+  return pkv_executor_create_at(out, &executor, index, err);
+}
+
+/* Those of ranks 1 and up are ranks[].executor. */
+static pkv_status create_executors(pkv_engine *e, pkv_error *err) {
+  const int32_t ranks = e->options.tensor_parallel;
+  if (e->executor == NULL) PKV_TRY(create_executor(&e->executor, e, ranks > 1 ? 0 : -1, err));
+  for (int32_t r = 1; r < ranks; r++)
+    if (e->ranks[r].executor == NULL) PKV_TRY(create_executor(&e->ranks[r].executor, e, r, err));
+  return PKV_OK;
 }
 
 static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   pkv_forward_options forward = {0};
-  if (e->executor == NULL) PKV_TRY(create_executor(e, err));
+  PKV_TRY(create_executors(e, err));
   resolve_options(e);
   if (e->options.device != PKV_DEVICE_CPU) PKV_TRY(pkv_engine_device_begin(e, err));
   PKV_TRY(resolve_cache(e, err));
@@ -182,7 +200,7 @@ static pkv_status create_parts(pkv_engine *e, pkv_error *err) {
   if (e->weights != NULL) PKV_TRY(pkv_engine_device_forward(e, err));
   PKV_TRY(create_cache(e, err));
   PKV_TRY(pkv_queue_create(e, err));
-  if (e->weights != NULL) return pkv_device_forward_attach(e->device, e->caches, err);
+  if (e->weights != NULL) return pkv_engine_device_attach(e, err);
   forward.max_tokens = e->max_tokens;
   forward.max_logits = e->max_logits;
   forward.max_positions = e->options.max_seq_len;
@@ -202,20 +220,22 @@ static pkv_status check_arguments(const pkv_model *model, const pkv_engine_optio
   return PKV_OK;
 }
 
-static pkv_status create(pkv_engine **out, const pkv_model *model, pkv_executor **executor,
-                         const pkv_engine_options *options, pkv_error *err) {
+static pkv_engine *create_empty(const pkv_model *model, const pkv_engine_options *options) {
   const pkv_allocator a = pkv_allocator_or_default(options->allocator);
   pkv_engine *const e = pkv_alloc_zeroed(&a, 1, sizeof *e);
-  PKV_CHECK(err, e != NULL, PKV_E_NOMEM, "no memory for an engine");
+  if (e == NULL) return NULL;
   e->allocator = a;
   e->model = model;
   e->shape = *pkv_model_hparams(model);
   e->next_order = 1;
   e->options = *options;
-  if (executor != NULL) {
-    e->executor = *executor;
-    *executor = NULL;
-  }
+  e->options.tensor_parallel = or_default(options->tensor_parallel, 1);
+  return e;
+}
+
+/* Owns e. */
+static pkv_status create(pkv_engine **out, pkv_engine *e, const pkv_model *model, pkv_error *err) {
+  PKV_CHECK(err, e != NULL, PKV_E_NOMEM, "no memory for an engine");
   const pkv_tokenizer *const tokenizer = pkv_model_tokenizer(model);
   e->vocab = e->shape.vocab;
   if (tokenizer != NULL && pkv_tokenizer_vocab_used(tokenizer) < e->vocab)
@@ -236,16 +256,22 @@ pkv_status pkv_engine_create(pkv_engine **out, const pkv_model *model,
   *out = NULL;
   if (options == NULL) options = &defaults;
   PKV_TRY(check_arguments(model, options, err));
-  return create(out, model, NULL, options, err);
+  return create(out, create_empty(model, options), model, err);
 }
 
-pkv_status pkv_engine_create_on(pkv_engine **out, const pkv_model *model, pkv_executor *executor,
+pkv_status pkv_engine_create_on(pkv_engine **out, const pkv_model *model,
+                                pkv_executor *const *executors, int32_t count,
                                 const pkv_engine_options *options, pkv_error *err) {
   *out = NULL;
   pkv_status status = check_arguments(model, options, err);
-  if (status == PKV_OK) status = create(out, model, &executor, options, err);
-  pkv_executor_destroy(executor);
-  return status;
+  pkv_engine *const e = status == PKV_OK ? create_empty(model, options) : NULL;
+  for (int32_t r = 0; r < count; r++) {
+    if (e != NULL && r < e->options.tensor_parallel)
+      *(r == 0 ? &e->executor : &e->ranks[r].executor) = executors[r];
+    else
+      pkv_executor_destroy(executors[r]);
+  }
+  return status == PKV_OK ? create(out, e, model, err) : status;
 }
 
 void pkv_engine_destroy(pkv_engine *engine) {
@@ -271,6 +297,8 @@ void pkv_engine_destroy(pkv_engine *engine) {
   pkv_free(&a, e->waiting, (size_t)e->options.max_requests * sizeof *e->waiting);
   pkv_free(&a, e->running, (size_t)e->options.max_rows * sizeof *e->running);
   pkv_free(&a, e->free_rows, (size_t)e->options.max_rows * sizeof *e->free_rows);
+  for (int32_t r = 1; r < PKV_MAX_RANKS; r++)
+    pkv_executor_destroy(e->ranks[r].executor);
   pkv_executor_destroy(e->executor);
   pkv_free(&a, e, sizeof *e);
 }

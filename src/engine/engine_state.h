@@ -27,6 +27,7 @@
 #include "kv/prefix.h"
 #include "model/device_forward.h"
 #include "model/model.h"
+#include "model/model_shard.h"
 
 /*
  * A chunk of a prompt goes to attention as rows of q_len 64, 32, 16, ... by the binary digits of
@@ -115,6 +116,14 @@ typedef struct pkv_logit_row {
   int32_t seq, position;
 } pkv_logit_row;
 
+/* What one of an engine's devices has. */
+typedef struct pkv_engine_rank {
+  pkv_executor *executor;
+  pkv_model *shard; /* NULL: the whole model */
+  pkv_device_weights *weights;
+  void *cache; /* this rank's part of the pool's storage */
+} pkv_engine_rank;
+
 struct pkv_engine {
   pkv_allocator allocator;
   const pkv_model *model;
@@ -126,11 +135,13 @@ struct pkv_engine {
   pkv_executor *executor;
   pkv_forward *forward;
   /* In its place on a device; NULL on the CPU. */
-  pkv_device_weights *weights;
+  pkv_device_weights *weights; /* of rank 0 */
   pkv_device_forward *device;
-  void *device_cache; /* the pool's storage */
-  size_t device_cache_bytes;
-  pkv_status copy_status; /* of the pages copied so far: no step after a failure */
+  pkv_engine_rank ranks[PKV_MAX_RANKS]; /* of rank 0 the executor is `executor` */
+  int32_t rank_count;                   /* 0 on the CPU */
+  pkv_cache *device_caches;             /* [ranks, layers] */
+  size_t device_cache_bytes;            /* of all ranks */
+  pkv_status copy_status;               /* of the pages copied so far: no step after a failure */
   pkv_error copy_error;
   pkv_pool *pool;
   pkv_table *table;
@@ -230,18 +241,20 @@ void pkv_seq_digest(const pkv_engine *engine, pkv_seq *s);
 void pkv_seq_free(const pkv_engine *engine, pkv_seq *s);
 
 /* engine_device.c */
-/* The same as pkv_engine_create on an executor made before, which the engine then owns, whatever
-   comes of it (tests). */
-pkv_status pkv_engine_create_on(pkv_engine **out, const pkv_model *model, pkv_executor *executor,
+/* The same as pkv_engine_create on executors made before, one a rank, which the engine then owns,
+   whatever comes of it (tests). */
+pkv_status pkv_engine_create_on(pkv_engine **out, const pkv_model *model,
+                                pkv_executor *const *executors, int32_t count,
                                 const pkv_engine_options *options, pkv_error *err);
 /* Uploads the weights, in a form that leaves room for the rest where there is one; refuses options
    that a device has no answer to. Knows all options but cache_tokens, which may be 0. */
 pkv_status pkv_engine_device_begin(pkv_engine *engine, pkv_error *err);
 /* Tokens of cache that will fit, roughly: before anything but the weights is there. */
 pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *engine, pkv_error *err);
-/* The forward pass, then the pool from what is left. */
+/* The forward pass, then the pool from what is left, then the graphs. */
 pkv_status pkv_engine_device_forward(pkv_engine *engine, pkv_error *err);
 pkv_status pkv_engine_device_pool(pkv_engine *engine, pkv_error *err);
+pkv_status pkv_engine_device_attach(pkv_engine *engine, pkv_error *err);
 void pkv_engine_device_end(pkv_engine *engine);
 /* Row `row` of logits is this request's: how its token is chosen. Sets reads_logits where that
    needs logits on the host. */

@@ -41,8 +41,9 @@ static pkv_status take(bench *b, void **out, int64_t bytes, pkv_error *err) {
 
 static pkv_status fill(bench *b, void *to, int64_t elements, uint64_t seed, float deviation,
                        pkv_error *err) {
-  return b->meter->executor->dense->weight_random(b->meter->executor, to, PKV_DTYPE_BF16, elements,
-                                                  seed, deviation, b->meter->stream, err);
+  const pkv_dense_random_params p =
+      pkv_dense_random_run(to, PKV_DTYPE_BF16, elements, seed, deviation);
+  return b->meter->executor->dense->weight_random(b->meter->executor, &p, b->meter->stream, err);
 }
 
 static pkv_status take_weights(bench *b, part *p, int64_t n, int64_t k, uint64_t seed,

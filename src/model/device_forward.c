@@ -49,13 +49,16 @@ static void take_buffers(pkv_device_forward *f, layout *l) {
   for (int i = 0; i < PKV_DEVICE_CLASSES; i++)
     f->classes[i].table = take(l, o->max_rows[i], o->max_pages, sizeof *f->classes[i].table);
   f->x = take(l, o->max_tokens, hp->width, sizeof *f->x);
-  f->delta = f->model->gemma ? take(l, o->max_tokens, hp->width, sizeof *f->delta) : NULL;
+  const bool apart = f->model->gemma || f->divided;
+  f->delta[0] = apart ? take(l, o->max_tokens, hp->width, sizeof *f->delta[0]) : NULL;
+  f->delta[1] = f->divided ? take(l, o->max_tokens, hp->width, sizeof *f->delta[1]) : f->delta[0];
   f->normed = take(l, o->max_tokens, hp->width, act);
   f->qkv = take(l, o->max_tokens, f->qkv_width, act);
   f->attended = take(l, o->max_tokens, (int64_t)hp->query_heads * hp->head_dim, act);
   f->gate_up = take(l, o->max_tokens, 2 * (int64_t)hp->feed_forward, act);
   f->gated = take(l, o->max_tokens, hp->feed_forward, act);
   f->last = take(l, o->max_logits, hp->width, act);
+  if (f->follows) return; /* the leader has the logits */
   f->logits = take(l, o->max_logits, f->logit_stride, sizeof *f->logits);
   f->sampled = take(l, o->max_logits, 1, sizeof *f->sampled);
   const size_t scratch =
@@ -73,11 +76,13 @@ static size_t add_up(pkv_device_forward *f) {
 }
 
 static void set_shapes(pkv_device_forward *f, const pkv_model *model, pkv_executor *executor,
-                       const pkv_device_forward_options *options) {
+                       int32_t rank, int32_t ranks, const pkv_device_forward_options *options) {
   const pkv_layer *l = &model->layers[0];
   const pkv_dense_ops *dense = executor->dense;
   f->model = model;
   f->executor = executor;
+  f->divided = ranks > 1;
+  f->follows = rank > 0;
   f->options = *options;
   f->qkv_width = l->q.n + l->k.n + l->v.n;
   f->logit_stride = ((int64_t)model->hp.vocab + 7) / 8 * 8;
@@ -85,10 +90,18 @@ static void set_shapes(pkv_device_forward *f, const pkv_model *model, pkv_execut
                dense->samples(executor);
 }
 
-size_t pkv_device_forward_bytes(const pkv_model *model, pkv_executor *executor,
-                                const pkv_device_forward_options *options) {
+pkv_status pkv_device_reaches(int32_t *reaches, pkv_executor *const *executors, int32_t count,
+                              pkv_error *err) {
+  for (int32_t r = 0; r < count; r++)
+    PKV_CHECK(err, executors[r]->dense, PKV_E_INVALID,
+              "the executor runs on the CPU, not on a device");
+  return executors[0]->dense->group_reaches(reaches, executors, count, err);
+}
+
+size_t pkv_device_forward_bytes(const pkv_model *model, pkv_executor *executor, int32_t rank,
+                                int32_t ranks, const pkv_device_forward_options *options) {
   pkv_device_forward f = {0};
-  set_shapes(&f, model, executor, options);
+  set_shapes(&f, model, executor, rank, ranks, options);
   return add_up(&f);
 }
 
@@ -175,25 +188,57 @@ static pkv_status create_parts(pkv_device_forward *f, pkv_error *err) {
   return PKV_OK;
 }
 
-pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *model,
-                                     const pkv_device_weights *weights,
-                                     const pkv_device_forward_options *options, pkv_error *err) {
+pkv_status pkv_device_rank_select(const pkv_device_forward *rank, pkv_error *err) {
+  return rank->divided ? rank->executor->dense->select(rank->executor, err) : PKV_OK;
+}
+
+static pkv_status create_rank(pkv_device_forward **out, const pkv_device_rank *parts, int32_t rank,
+                              int32_t ranks, const pkv_device_forward_options *options,
+                              pkv_error *err) {
+  const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
+  pkv_device_forward *f = pkv_alloc_zeroed(&allocator, 1, sizeof *f);
+  *out = f;
+  PKV_CHECK(err, f, PKV_E_NOMEM, "no memory for a device's forward pass");
+  f->allocator = allocator;
+  f->weights = parts[rank].weights;
+  set_shapes(f, parts[rank].model, f->weights->executor, rank, ranks, options);
+  PKV_TRY(pkv_device_rank_select(f, err));
+  return create_parts(f, err);
+}
+
+static pkv_status create_group(pkv_device_forward *f, pkv_error *err) {
+  pkv_executor *executors[PKV_MAX_RANKS];
+  if (f->rank_count == 1) return PKV_OK;
+  for (int32_t r = 0; r < f->rank_count; r++)
+    executors[r] = f->ranks[r]->executor;
+  return f->executor->dense->group_create(&f->group, executors, f->rank_count,
+                                          f->options.max_tokens, err);
+}
+
+pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_device_rank *ranks,
+                                     int32_t count, const pkv_device_forward_options *options,
+                                     pkv_error *err) {
+  pkv_device_forward *leader = NULL;
   *out = NULL;
   PKV_CHECK(err, options->max_tokens >= 1 && options->max_logits >= 1 && options->max_pages >= 1,
             PKV_E_INVALID, "max_tokens is %d, max_logits %d, max_pages %d: at least 1 each",
             (int)options->max_tokens, (int)options->max_logits, (int)options->max_pages);
-  const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
-  pkv_device_forward *f = pkv_alloc_zeroed(&allocator, 1, sizeof *f);
-  PKV_CHECK(err, f, PKV_E_NOMEM, "no memory for a device's forward pass");
-  f->allocator = allocator;
-  f->weights = weights;
-  set_shapes(f, model, weights->executor, options);
-  const pkv_status status = create_parts(f, err);
+  PKV_CHECK(err, count >= 1 && count <= PKV_MAX_RANKS, PKV_E_RANGE,
+            "%d ranks, possible are 1 to %d", (int)count, PKV_MAX_RANKS);
+  pkv_status status = create_rank(&leader, ranks, 0, count, options, err);
+  if (!leader) return status;
+  leader->ranks[leader->rank_count++] = leader;
+  for (int32_t r = 1; r < count && status == PKV_OK; r++) {
+    pkv_device_forward *rank = NULL;
+    status = create_rank(&rank, ranks, r, count, options, err);
+    if (rank) leader->ranks[leader->rank_count++] = rank;
+  }
+  if (status == PKV_OK) status = create_group(leader, err);
   if (status != PKV_OK) {
-    pkv_device_forward_destroy(f);
+    pkv_device_forward_destroy(leader);
     return status;
   }
-  *out = f;
+  *out = leader;
   return PKV_OK;
 }
 
@@ -201,14 +246,9 @@ bool pkv_device_forward_samples(const pkv_device_forward *f) {
   return f->samples;
 }
 
-void pkv_device_forward_destroy(pkv_device_forward *f) {
-  if (!f) return;
+static void destroy_rank(pkv_device_forward *f) {
   const pkv_allocator allocator = f->allocator;
   const pkv_dense_ops *dense = f->executor->dense;
-  if (f->stream) (void)!f->executor->device_ops->synchronize(f->executor, f->stream, NULL);
-  for (int32_t i = 0; i < f->graph_count; i++)
-    for (int kind = 0; kind < 2; kind++)
-      if (f->graphs[i].graph[kind]) dense->graph_destroy(f->executor, f->graphs[i].graph[kind]);
   for (int i = 0; i < PKV_DEVICE_CLASSES; i++)
     destroy_class(f, i);
   dense->host_free(f->executor, f->host_inputs);
@@ -217,6 +257,31 @@ void pkv_device_forward_destroy(pkv_device_forward *f) {
   if (f->stream) dense->stream_destroy(f->executor, f->stream);
   pkv_free(&allocator, f->caches, (size_t)f->model->hp.layers * sizeof *f->caches);
   pkv_free(&allocator, f, sizeof *f);
+}
+
+static void destroy_graphs(pkv_device_forward *f) {
+  for (int32_t i = 0; i < f->graph_count; i++)
+    for (int kind = 0; kind < 2; kind++)
+      if (f->graphs[i].graph[kind])
+        f->executor->dense->graph_destroy(f->executor, f->graphs[i].graph[kind]);
+}
+
+static pkv_status synchronize_all(const pkv_device_forward *f, pkv_error *err) {
+  void *streams[PKV_MAX_RANKS];
+  for (int32_t r = 0; r < f->rank_count; r++)
+    streams[r] = f->ranks[r]->stream;
+  if (f->group) return f->executor->dense->group_wait(f->group, streams, err);
+  return f->stream ? f->executor->device_ops->synchronize(f->executor, f->stream, err) : PKV_OK;
+}
+
+void pkv_device_forward_destroy(pkv_device_forward *f) {
+  if (!f) return;
+  (void)!synchronize_all(f, NULL);
+  for (int32_t r = 0; r < f->rank_count; r++)
+    destroy_graphs(f->ranks[r]);
+  if (f->group) f->executor->dense->group_destroy(f->group);
+  for (int32_t r = f->rank_count; r-- > 0;)
+    destroy_rank(f->ranks[r]);
 }
 
 /* ---- inputs ---- */
@@ -315,62 +380,96 @@ static pkv_device_pass decode_pass(int32_t rows, bool shared) {
   return pass;
 }
 
-static pkv_status capture(pkv_device_forward *f, pkv_device_graph *g, bool shared, pkv_error *err) {
-  const pkv_dense_ops *dense = f->executor->dense;
-  const pkv_device_pass pass = decode_pass(g->rows, shared);
+static pkv_status begin_capture(const pkv_device_forward *f, int32_t *begun, pkv_error *err) {
+  for (*begun = 0; *begun < f->rank_count; (*begun)++) {
+    const pkv_device_forward *rank = f->ranks[*begun];
+    PKV_TRY(pkv_device_rank_select(rank, err));
+    PKV_TRY(rank->executor->dense->graph_begin(rank->executor, rank->stream, err));
+  }
+  return PKV_OK;
+}
+
+/* Each rank has a graph of its own; those of one index are launched together. */
+static pkv_status capture(pkv_device_forward *f, int32_t index, bool shared, pkv_error *err) {
+  const pkv_device_pass pass = decode_pass(f->graphs[index].rows, shared);
+  int32_t begun = 0;
   /* Once as it is: libraries load and choose outside of the capture. */
   PKV_TRY(pkv_device_pass_run(f, &pass, err));
-  PKV_TRY(f->executor->device_ops->synchronize(f->executor, f->stream, err));
-  PKV_TRY(dense->graph_begin(f->executor, f->stream, err));
-  const pkv_status status = pkv_device_pass_run(f, &pass, err);
-  const pkv_status ended =
-      dense->graph_end(&g->graph[shared], f->executor, f->stream, status == PKV_OK ? err : NULL);
-  return status != PKV_OK ? status : ended;
+  PKV_TRY(synchronize_all(f, err));
+  pkv_status status = begin_capture(f, &begun, err);
+  if (status == PKV_OK) status = pkv_device_pass_run(f, &pass, err);
+  for (int32_t r = 0; r < begun; r++) {
+    pkv_device_forward *const rank = f->ranks[r];
+    const pkv_status selected = pkv_device_rank_select(rank, status == PKV_OK ? err : NULL);
+    if (status == PKV_OK) status = selected;
+    const pkv_status ended =
+        rank->executor->dense->graph_end(&rank->graphs[index].graph[shared], rank->executor,
+                                         rank->stream, status == PKV_OK ? err : NULL);
+    if (status == PKV_OK) status = ended;
+  }
+  return status;
 }
 
 /* Route shared asks for more than plans can tell before a launch: where it does not run, rows are
    read one by one. */
 static pkv_status drop_shared(pkv_device_forward *f, pkv_status status, pkv_error *err) {
   if (status != PKV_E_UNSUPPORTED) return status;
-  PKV_TRY(f->executor->device_ops->synchronize(f->executor, f->stream, err));
-  pkv_device_plan_destroy(f->classes[0].shared_plan);
-  f->classes[0].shared_plan = NULL;
+  PKV_TRY(synchronize_all(f, err));
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    pkv_device_plan_destroy(f->ranks[r]->classes[0].shared_plan);
+    f->ranks[r]->classes[0].shared_plan = NULL;
+  }
   return PKV_OK;
 }
 
 static pkv_status capture_all(pkv_device_forward *f, pkv_error *err) {
   int32_t most = f->options.max_rows[0];
   if (most > f->options.max_logits) most = f->options.max_logits;
-  pad_inputs(f, 0, most, 0);
-  PKV_TRY(send_inputs(f, err));
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    pad_inputs(f->ranks[r], 0, most, 0);
+    PKV_TRY(send_inputs(f->ranks[r], err));
+  }
   for (int32_t rows = 1; f->graph_count < PKV_DEVICE_BUCKETS; rows = next_bucket(rows, most)) {
-    pkv_device_graph *const g = &f->graphs[f->graph_count++];
-    g->rows = rows;
-    PKV_TRY(capture(f, g, false, err));
+    const int32_t index = f->graph_count;
+    for (int32_t r = 0; r < f->rank_count; r++)
+      f->ranks[r]->graphs[f->ranks[r]->graph_count++].rows = rows;
+    PKV_TRY(capture(f, index, false, err));
     if (f->classes[0].shared_plan && rows > 1)
-      PKV_TRY(drop_shared(f, capture(f, g, true, err), err));
+      PKV_TRY(drop_shared(f, capture(f, index, true, err), err));
     if (rows == most) break;
   }
-  return f->executor->device_ops->synchronize(f->executor, f->stream, err);
+  return synchronize_all(f, err);
+}
+
+/* Whether all ranks have a kernel for chunks of prompts. */
+static bool prefills(const pkv_device_forward *f) {
+  const pkv_device_pass one = {.chunks = 1, .longest = 1 << (PKV_DEVICE_CLASSES - 1)};
+  bool all = f->executor->dense->prefill_takes != NULL;
+  for (int32_t r = 0; r < f->rank_count && all; r++) {
+    const pkv_dense_prefill_params chunk = pkv_device_pass_chunks(f->ranks[r], 0, &one);
+    all = f->executor->dense->prefill_takes(f->ranks[r]->executor, &chunk);
+  }
+  return all;
 }
 
 pkv_status pkv_device_forward_attach(pkv_device_forward *f, const pkv_cache *caches,
                                      pkv_error *err) {
-  memcpy(f->caches, caches, (size_t)f->model->hp.layers * sizeof *caches);
-  const pkv_device_pass one = {.chunks = 1, .longest = 1 << (PKV_DEVICE_CLASSES - 1)};
-  const pkv_dense_prefill_params chunk = pkv_device_pass_chunks(f, 0, &one);
-  f->prefills =
-      f->executor->dense->prefill_takes && f->executor->dense->prefill_takes(f->executor, &chunk);
+  const int32_t layers = f->model->hp.layers;
+  for (int32_t r = 0; r < f->rank_count; r++)
+    memcpy(f->ranks[r]->caches, caches + (int64_t)r * layers, (size_t)layers * sizeof *caches);
+  const bool all = prefills(f);
+  for (int32_t r = 0; r < f->rank_count; r++)
+    f->ranks[r]->prefills = all;
   if (f->options.max_rows[0] == 0 || !f->executor->dense->graph_begin) return PKV_OK;
   return capture_all(f, err);
 }
 
-/* The graph that takes this batch, or NULL. */
-static const pkv_device_graph *graph_of(const pkv_device_forward *f, const pkv_device_pass *pass) {
+/* The graph that takes this batch, or -1. */
+static int32_t graph_of(const pkv_device_forward *f, const pkv_device_pass *pass) {
   for (int32_t i = 0; i < f->graph_count && pass->alone; i++)
     if (f->graphs[i].rows >= pass->tokens && f->graphs[i].rows >= pass->logit_count)
-      return f->graphs[i].graph[pass->shared] ? &f->graphs[i] : NULL;
-  return NULL;
+      return f->graphs[i].graph[pass->shared] ? i : -1;
+  return -1;
 }
 
 /* ---- a batch ---- */
@@ -398,9 +497,6 @@ static pkv_status check_group(const pkv_device_forward *f, const pkv_forward_bat
 
 static pkv_status read_batch(pkv_device_forward *f, pkv_device_pass *pass,
                              const pkv_forward_batch *b, pkv_error *err) {
-  PKV_TRY(pkv_batch_check_counts(b, f->options.max_tokens, f->options.max_logits, err));
-  PKV_TRY(
-      pkv_batch_check_tokens(b, f->model->hp.vocab, f->options.max_seq_len, "max_seq_len", err));
   *pass = (pkv_device_pass){.tokens = b->tokens, .logit_count = b->logit_count};
   for (int32_t i = 0; i < b->group_count; i++) {
     const pkv_forward_group *g = &b->groups[i];
@@ -430,16 +526,23 @@ static pkv_status read_batch(pkv_device_forward *f, pkv_device_pass *pass,
 }
 
 static pkv_status launch(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
-  const pkv_device_graph *g = graph_of(f, pass);
-  if (g) pad_inputs(f, pass->tokens, g->rows, pass->logit_count);
-  PKV_TRY(send_inputs(f, err));
-  if (!g) return pkv_device_pass_run(f, pass, err);
-  return f->executor->dense->graph_launch(f->executor, g->graph[pass->shared], f->stream, err);
+  const int32_t index = graph_of(f, pass);
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    pkv_device_forward *const rank = f->ranks[r];
+    if (index >= 0) pad_inputs(rank, pass->tokens, rank->graphs[index].rows, pass->logit_count);
+    PKV_TRY(pkv_device_rank_select(rank, err));
+    PKV_TRY(send_inputs(rank, err));
+    if (index >= 0)
+      PKV_TRY(rank->executor->dense->graph_launch(
+          rank->executor, rank->graphs[index].graph[pass->shared], rank->stream, err));
+  }
+  return index >= 0 ? PKV_OK : pkv_device_pass_run(f, pass, err);
 }
 
 static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_error *err) {
   const pkv_device_ops *ops = f->executor->device_ops;
   const int64_t vocab = f->model->hp.vocab;
+  PKV_TRY(pkv_device_rank_select(f, err));
   if (b->logit_count > 0)
     PKV_TRY(ops->copy(f->executor, f->host_sampled, f->sampled,
                       (size_t)b->logit_count * sizeof *f->sampled, f->stream, err));
@@ -448,7 +551,7 @@ static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_e
   for (int64_t i = 0; b->logits && i < b->logit_count; i += at_once)
     PKV_TRY(ops->copy(f->executor, b->logits + i * vocab, f->logits + i * f->logit_stride,
                       (size_t)(at_once * vocab) * sizeof *b->logits, f->stream, err));
-  PKV_TRY(ops->synchronize(f->executor, f->stream, err));
+  PKV_TRY(synchronize_all(f, err));
   if (b->sampled && b->logit_count > 0)
     memcpy(b->sampled, f->host_sampled, (size_t)b->logit_count * sizeof *b->sampled);
   return PKV_OK;
@@ -456,14 +559,17 @@ static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_e
 
 pkv_status pkv_device_forward_run(pkv_device_forward *f, const pkv_forward_batch *batch,
                                   pkv_error *err) {
-  pkv_device_pass pass;
-  PKV_TRY(read_batch(f, &pass, batch, err));
+  pkv_device_pass pass = {0};
+  PKV_TRY(pkv_batch_check_counts(batch, f->options.max_tokens, f->options.max_logits, err));
+  PKV_TRY(pkv_batch_check_tokens(batch, f->model->hp.vocab, f->options.max_seq_len, "max_seq_len",
+                                 err));
+  for (int32_t r = 0; r < f->rank_count; r++)
+    PKV_TRY(read_batch(f->ranks[r], &pass, batch, err));
   PKV_TRY(launch(f, &pass, err));
   return fetch(f, batch, err);
 }
 
-pkv_status pkv_device_forward_copy_page(pkv_device_forward *f, int32_t to, int32_t from,
-                                        pkv_error *err) {
+static pkv_status copy_page(pkv_device_forward *f, int32_t to, int32_t from, pkv_error *err) {
   for (int32_t i = 0; i < f->model->hp.layers; i++) {
     const pkv_cache *c = &f->caches[i];
     const size_t element = pkv_dtype_bytes(c->dtype);
@@ -475,5 +581,12 @@ pkv_status pkv_device_forward_copy_page(pkv_device_forward *f, int32_t to, int32
     PKV_TRY(f->executor->device_ops->copy(f->executor, (char *)c->v + to * v,
                                           (char *)c->v + from * v, bytes, f->stream, err));
   }
+  return PKV_OK;
+}
+
+pkv_status pkv_device_forward_copy_page(pkv_device_forward *f, int32_t to, int32_t from,
+                                        pkv_error *err) {
+  for (int32_t r = 0; r < f->rank_count; r++)
+    PKV_TRY(copy_page(f->ranks[r], to, from, err));
   return PKV_OK;
 }

@@ -15,6 +15,12 @@
 
 typedef struct pkv_device_forward pkv_device_forward;
 
+/* A part of a model (model_shard.h), or all of it, and its weights on a device. */
+typedef struct pkv_device_rank {
+  const pkv_model *model;
+  const pkv_device_weights *weights;
+} pkv_device_rank;
+
 typedef struct pkv_device_forward_options {
   int32_t max_tokens, max_logits;
   int32_t max_rows[PKV_DEVICE_CLASSES]; /* by class; 0 = no such rows */
@@ -25,16 +31,21 @@ typedef struct pkv_device_forward_options {
   const pkv_allocator *allocator;
 } pkv_device_forward_options;
 
-/* What the buffers take of the device; SIZE_MAX where they do not fit the address space. */
-size_t pkv_device_forward_bytes(const pkv_model *model, pkv_executor *executor,
-                                const pkv_device_forward_options *options);
-/* Buffers and plans; weights and model are borrowed. */
-pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_model *model,
-                                     const pkv_device_weights *weights,
-                                     const pkv_device_forward_options *options, pkv_error *err);
+/* Whether ranks on these executors reach each other's memory; before their weights are made. */
+pkv_status pkv_device_reaches(int32_t *reaches, pkv_executor *const *executors, int32_t count,
+                              pkv_error *err);
+/* What the buffers take of the device of one of `ranks`; SIZE_MAX where they do not fit the address
+   space. */
+size_t pkv_device_forward_bytes(const pkv_model *model, pkv_executor *executor, int32_t rank,
+                                int32_t ranks, const pkv_device_forward_options *options);
+/* Buffers and plans; weights and model are borrowed. Several ranks, each on a device of its own,
+   compute one pass together. */
+pkv_status pkv_device_forward_create(pkv_device_forward **out, const pkv_device_rank *ranks,
+                                     int32_t count, const pkv_device_forward_options *options,
+                                     pkv_error *err);
 void pkv_device_forward_destroy(pkv_device_forward *forward);
-/* caches [layers], copied: the device's. Runs each graph's batch once (rows of length 0, nothing
-   is written to the caches) and captures it. */
+/* caches [ranks, layers], copied: the devices'. Runs each graph's batch once (rows of length 0,
+   nothing is written to the caches) and captures it. */
 pkv_status pkv_device_forward_attach(pkv_device_forward *forward, const pkv_cache *caches,
                                      pkv_error *err);
 /* Whether passes may have sample_rows. */

@@ -6,6 +6,7 @@
 #include "backend/device_ops.h"
 #include "model/device_forward.h"
 #include "model/model_parts.h"
+#include "model/model_shard.h"
 #include "pkv/device.h"
 
 #define PKV_DEVICE_BUCKETS 64
@@ -43,8 +44,14 @@ typedef struct pkv_device_graph {
   void *graph[2]; /* balanced, shared */
 } pkv_device_graph;
 
+/* Of one rank. The leader, rank 0, is what the engine has: its calls drive all of them. */
 struct pkv_device_forward {
   pkv_allocator allocator;
+  struct pkv_device_forward *ranks[PKV_MAX_RANKS]; /* of the leader: [0] itself */
+  int32_t rank_count;                              /* of others 0 */
+  void *group;                                     /* of the leader of several */
+  bool divided;                                    /* one of several ranks ... */
+  bool follows;                                    /* ... and not the leader */
   const pkv_model *model;
   const pkv_device_weights *weights;
   pkv_executor *executor;
@@ -62,13 +69,15 @@ struct pkv_device_forward {
   pkv_device_inputs host, device;
   void *device_inputs;
   size_t input_bytes;
-  float *x;              /* [max_tokens, width] the residual stream */
-  float *delta;          /* [max_tokens, width] what is normed before it is added; or NULL */
+  float *x; /* [max_tokens, width] the residual stream */
+  /* [max_tokens, width] what is normed, or summed over the ranks, before it is added: of attention,
+     of the feed-forward; or NULL. The same one but where ranks have to alternate. */
+  float *delta[2];
   void *normed;          /* act [max_tokens, width] */
   void *qkv, *attended;  /* act [max_tokens, qkv_width], [max_tokens, query heads] */
   void *gate_up, *gated; /* act [max_tokens, 2 feed_forward], [max_tokens, feed_forward] */
   void *last;            /* act [max_logits, width] */
-  float *logits;         /* [max_logits, logit_stride] */
+  float *logits;         /* [max_logits, logit_stride], the leader's, as what follows */
   int32_t *sampled;      /* [max_logits] */
   void *sample_scratch;
 
@@ -79,8 +88,10 @@ struct pkv_device_forward {
 /* The attention of a pass's chunks in a layer. */
 pkv_dense_prefill_params pkv_device_pass_chunks(const pkv_device_forward *f, int32_t layer,
                                                 const pkv_device_pass *pass);
-/* Puts plans, layers, head and sampling on the stream. */
+/* Puts plans, layers, head and sampling on the stream of each of the leader's ranks. */
 pkv_status pkv_device_pass_run(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err);
+/* The rank's device becomes the thread's, where there are several. */
+pkv_status pkv_device_rank_select(const pkv_device_forward *rank, pkv_error *err);
 /* Parts of a pass, for measurements: the norm of the residual stream, and what lies between a
    layer's product for q, k and v and its attention. */
 pkv_status pkv_device_pass_norm(pkv_device_forward *f, int32_t m, const float *weight,

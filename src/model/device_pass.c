@@ -137,7 +137,7 @@ static pkv_status multiply(pkv_device_forward *f, const pkv_weight *w, const pro
   p.y = a->y;
   p.y_stride = a->y_stride;
   p.y_f32 = a->adds;
-  /* What is normed before it is added comes out alone. */
+  /* What is normed or summed before it is added comes out alone. */
   p.accumulate = a->adds && a->y == f->x;
   if (a->gate) {
     p.gate = f->model->gemma ? PKV_DENSE_GELU : PKV_DENSE_SILU;
@@ -156,16 +156,6 @@ static pkv_dense_norm_params norm_params(const pkv_device_forward *f, int32_t m,
                                  .x = f->x,
                                  .weight = weight,
                                  .y = y};
-}
-
-/* delta_norm: of what the product before has left in f->delta; NULL: it has added by itself. */
-static pkv_status norm(pkv_device_forward *f, int32_t m, const float *bias, const float *delta_norm,
-                       const float *weight, pkv_error *err) {
-  pkv_dense_norm_params p = norm_params(f, m, weight, f->normed);
-  p.bias = bias;
-  p.delta = delta_norm ? f->delta : NULL;
-  p.delta_weight = delta_norm;
-  return f->executor->dense->norm(f->executor, &p, f->stream, err);
 }
 
 pkv_status pkv_device_pass_rotate(pkv_device_forward *f, int32_t layer, int32_t m, pkv_error *err) {
@@ -196,41 +186,95 @@ pkv_status pkv_device_pass_rotate(pkv_device_forward *f, int32_t layer, int32_t 
 
 pkv_status pkv_device_pass_norm(pkv_device_forward *f, int32_t m, const float *weight,
                                 pkv_error *err) {
-  return norm(f, m, NULL, NULL, weight, err);
+  const pkv_dense_norm_params p = norm_params(f, m, weight, f->normed);
+  return f->executor->dense->norm(f->executor, &p, f->stream, err);
 }
 
-static pkv_status run_layer(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
-                            pkv_error *err) {
+/* Where what a half of a layer adds goes: to the stream itself, unless something is to be done with
+   it first. */
+static float *sum_of(const pkv_device_forward *f, int half, const float *post_norm) {
+  return f->divided || post_norm ? f->delta[half] : f->x;
+}
+
+static pkv_status run_attention(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
+                                pkv_error *err) {
   const pkv_device_layer *l = &f->weights->layers[layer];
-  const pkv_hparams *hp = &f->model->hp;
-  const int32_t m = pass->tokens;
-  const float *before = layer > 0 ? f->weights->layers[layer - 1].ffn_post_norm : NULL;
+  const int32_t m = pass->tokens, width = f->model->hp.width;
   const product qkv = {f->normed, f->qkv, f->qkv_width, m, false, false};
   const product rest = {f->normed, at_row(f->qkv, 1, l->qkv.n), f->qkv_width, m, false, false};
-  const product o = {f->attended, l->attn_post_norm ? f->delta : f->x, hp->width, m, true, false};
-  const product gate = {f->normed, f->gated, hp->feed_forward, m, false, true};
-  const product down = {f->gated, l->ffn_post_norm ? f->delta : f->x, hp->width, m, true, false};
-  PKV_TRY(norm(f, m, NULL, before, l->attn_norm, err));
+  const product o = {f->attended, sum_of(f, 0, l->attn_post_norm), width, m, true, false};
   PKV_TRY(multiply(f, &l->qkv, &qkv, err));
   if (l->qkv_rest.n > 0) PKV_TRY(multiply(f, &l->qkv_rest, &rest, err));
   PKV_TRY(pkv_device_pass_rotate(f, layer, m, err));
   PKV_TRY(attend(f, layer, pass, err));
-  PKV_TRY(multiply(f, &l->o, &o, err));
-  PKV_TRY(norm(f, m, l->o_bias, l->attn_post_norm, l->ffn_norm, err));
+  return multiply(f, &l->o, &o, err);
+}
+
+static pkv_status run_feed_forward(pkv_device_forward *f, int32_t layer, int32_t m,
+                                   pkv_error *err) {
+  const pkv_device_layer *l = &f->weights->layers[layer];
+  const pkv_hparams *hp = &f->model->hp;
+  const product gate = {f->normed, f->gated, hp->feed_forward, m, false, true};
+  const product down = {f->gated, sum_of(f, 1, l->ffn_post_norm), hp->width, m, true, false};
   PKV_TRY(multiply(f, &l->gate_up, &gate, err));
   return multiply(f, &l->down, &down, err);
 }
 
+/* The norm ahead of a layer's attention (half 0; of the layer behind the last one: what is left to
+   be added) or of its feed-forward (half 1), with what the half ahead of it adds. */
+static pkv_dense_norm_params norm_ahead(const pkv_device_forward *f, int32_t layer, int half,
+                                        int32_t m) {
+  const pkv_device_layer *l = &f->weights->layers[layer];
+  const bool behind = layer == f->weights->layer_count, first = layer == 0 && half == 0;
+  const float *weight = behind ? NULL : half ? l->ffn_norm : l->attn_norm;
+  const float *post = first ? NULL : half ? l->attn_post_norm : (l - 1)->ffn_post_norm;
+  pkv_dense_norm_params p = norm_params(f, m, weight, f->normed);
+  p.bias = half ? l->o_bias : NULL;
+  p.delta = !first && (f->divided || post) ? f->delta[!half] : NULL;
+  p.delta_weight = post;
+  return p;
+}
+
+static pkv_status run_norm(pkv_device_forward *f, int32_t layer, int half, int32_t m,
+                           pkv_error *err) {
+  pkv_dense_norm_params p[PKV_MAX_RANKS];
+  void *streams[PKV_MAX_RANKS];
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    p[r] = norm_ahead(f->ranks[r], layer, half, m);
+    streams[r] = f->ranks[r]->stream;
+  }
+  if (f->rank_count > 1 && p[0].delta)
+    return f->executor->dense->group_norm(f->group, p, streams, err);
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    PKV_TRY(pkv_device_rank_select(f->ranks[r], err));
+    PKV_TRY(f->executor->dense->norm(f->ranks[r]->executor, &p[r], streams[r], err));
+  }
+  return PKV_OK;
+}
+
+static pkv_status run_layer(pkv_device_forward *f, int32_t layer, const pkv_device_pass *pass,
+                            pkv_error *err) {
+  PKV_TRY(run_norm(f, layer, 0, pass->tokens, err));
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    PKV_TRY(pkv_device_rank_select(f->ranks[r], err));
+    PKV_TRY(run_attention(f->ranks[r], layer, pass, err));
+  }
+  PKV_TRY(run_norm(f, layer, 1, pass->tokens, err));
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    PKV_TRY(pkv_device_rank_select(f->ranks[r], err));
+    PKV_TRY(run_feed_forward(f->ranks[r], layer, pass->tokens, err));
+  }
+  return PKV_OK;
+}
+
 /* ---- head ---- */
 
-static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+/* A rank's columns of the leader's logits. */
+static pkv_status run_head(pkv_device_forward *f, float *logits, int32_t rows, pkv_error *err) {
   const pkv_dense_ops *dense = f->executor->dense;
-  const pkv_device_layer *last = &f->weights->layers[f->weights->layer_count - 1];
-  const int32_t rows = pass->logit_count;
-  if (rows == 0) return PKV_OK;
-  if (last->ffn_post_norm) PKV_TRY(norm(f, pass->tokens, NULL, last->ffn_post_norm, NULL, err));
   pkv_dense_norm_params picked = norm_params(f, rows, f->weights->output_norm, f->last);
   picked.rows = f->device.logit_rows;
+  PKV_TRY(pkv_device_rank_select(f, err));
   PKV_TRY(dense->norm(f->executor, &picked, f->stream, err));
   pkv_dense_matmul_params head = {0};
   head.w = f->weights->output;
@@ -238,10 +282,31 @@ static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv
   head.m = rows;
   head.x = f->last;
   head.x_stride = head.w.k;
-  head.y = f->logits;
+  head.y = logits + f->model->origin.vocab;
   head.y_stride = f->logit_stride;
   head.y_f32 = 1;
-  PKV_TRY(dense->matmul(f->executor, &head, f->stream, err));
+  return dense->matmul(f->executor, &head, f->stream, err);
+}
+
+static pkv_status run_heads(pkv_device_forward *f, int32_t rows, pkv_error *err) {
+  void *streams[PKV_MAX_RANKS];
+  int32_t heads = 0;
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    streams[r] = f->ranks[r]->stream;
+    if (f->ranks[r]->model->output.n == 0) continue;
+    PKV_TRY(run_head(f->ranks[r], f->logits, rows, err));
+    heads++;
+  }
+  return heads > 1 ? f->executor->dense->group_gather(f->group, streams, err) : PKV_OK;
+}
+
+static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+  const int32_t layers = f->weights->layer_count, rows = pass->logit_count;
+  const bool left = f->divided || f->weights->layers[layers - 1].ffn_post_norm;
+  /* Of ranks always: who has waited for the others here may write to its sums again. */
+  if (left && (rows > 0 || f->divided)) PKV_TRY(run_norm(f, layers, 0, pass->tokens, err));
+  if (rows == 0) return PKV_OK;
+  PKV_TRY(run_heads(f, rows, err));
   const pkv_dense_sample_params sample = {.m = rows,
                                           .vocab = f->options.sampled_vocab,
                                           .logits = f->logits,
@@ -249,18 +314,25 @@ static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv
                                           .rows = f->samples ? f->device.sample_rows : NULL,
                                           .ids = f->sampled,
                                           .scratch = f->sample_scratch};
-  return dense->sample(f->executor, &sample, f->stream, err);
+  PKV_TRY(pkv_device_rank_select(f, err));
+  return f->executor->dense->sample(f->executor, &sample, f->stream, err);
 }
 
-pkv_status pkv_device_pass_run(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+static pkv_status begin(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
   const pkv_dense_embed_params embed = {.w = f->weights->embed,
                                         .act = f->weights->act,
                                         .m = pass->tokens,
                                         .ids = f->device.ids,
                                         .y = f->x,
                                         .scale = f->model->embed_scale};
+  PKV_TRY(pkv_device_rank_select(f, err));
   PKV_TRY(build_plans(f, pass, err));
-  PKV_TRY(f->executor->dense->embed(f->executor, &embed, f->stream, err));
+  return f->executor->dense->embed(f->executor, &embed, f->stream, err);
+}
+
+pkv_status pkv_device_pass_run(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
+  for (int32_t r = 0; r < f->rank_count; r++)
+    PKV_TRY(begin(f->ranks[r], pass, err));
   for (int32_t i = 0; i < f->weights->layer_count; i++)
     PKV_TRY(run_layer(f, i, pass, err));
   return finish(f, pass, err);

@@ -127,15 +127,35 @@ static pkv_status pack_converted(uploader *u, const pkv_weight *to, int64_t firs
   return PKV_OK;
 }
 
-static pkv_status fill_rows(uploader *u, const pkv_weight *to, int64_t first,
-                            const pkv_weight *from) {
+/* A matrix, and the number that its first element has among the random ones of its seed. */
+typedef struct part {
+  const pkv_weight *w;
+  int64_t number;
+} part;
+
+static pkv_status fill_rows(uploader *u, const pkv_weight *to, int64_t first, const part *p) {
+  const pkv_weight *from = p->w;
   char *data;
   if (from->data)
     return from->type == to->type ? pack(u, to, first, from) : pack_converted(u, to, first, from);
   memcpy(&data, &to->data, sizeof data);
-  return u->w->executor->dense->weight_random(u->w->executor, data + first * to->row_bytes,
-                                              u->w->act, from->n * from->k, (uint64_t)from->seed,
-                                              pkv_random_deviation(from->k), NULL, u->err);
+  const int64_t stride = from->row_bytes / (int64_t)sizeof(uint16_t);
+  const pkv_dense_random_params random = {.data = data + first * to->row_bytes,
+                                          .act = u->w->act,
+                                          .n = from->n,
+                                          .k = from->k,
+                                          .seed = (uint64_t)from->seed,
+                                          .first = p->number,
+                                          .stride = stride,
+                                          .deviation = pkv_random_deviation(stride)};
+  return u->w->executor->dense->weight_random(u->w->executor, &random, NULL, u->err);
+}
+
+/* Of a row without gaps. */
+static int64_t row_bytes(pkv_wtype type, int64_t k) {
+  int64_t block = 1, bytes = 0;
+  (void)pkv_gguf_type_info((uint32_t)type, NULL, &block, &bytes);
+  return k / block * bytes;
 }
 
 static pkv_wtype type_of(const uploader *u, const pkv_weight *w) {
@@ -143,39 +163,39 @@ static pkv_wtype type_of(const uploader *u, const pkv_weight *w) {
 }
 
 /* Several matrices of the same k under each other; of different types: in the activations'. */
-static pkv_status put_matrix(uploader *u, pkv_weight *out, const pkv_weight *const *parts,
-                             int count, bool own) {
+static pkv_status put_matrix(uploader *u, pkv_weight *out, const part *parts, int count, bool own) {
   const pkv_dense_ops *dense = u->w->executor->dense;
-  pkv_wtype type = own ? own_type(u->w->act) : type_of(u, parts[0]);
+  pkv_wtype type = own ? own_type(u->w->act) : type_of(u, parts[0].w);
   int64_t n = 0, first = 0;
   for (int i = 0; i < count; i++) {
-    n += parts[i]->n;
-    if (type_of(u, parts[i]) != type) type = own_type(u->w->act);
+    n += parts[i].w->n;
+    if (type_of(u, parts[i].w) != type) type = own_type(u->w->act);
   }
-  *out = (pkv_weight){.type = type, .n = n, .k = parts[0]->k};
-  out->row_bytes =
-      type == own_type(u->w->act) ? out->k * (int64_t)sizeof(uint16_t) : parts[0]->row_bytes;
+  *out = (pkv_weight){.type = type, .n = n, .k = parts[0].w->k};
+  out->row_bytes = row_bytes(type, out->k);
   out->data = take(u, dense->weight_bytes(out));
   for (int i = 0; i < count && u->filling; i++) {
-    PKV_TRY(fill_rows(u, out, first, parts[i]));
-    first += parts[i]->n;
+    PKV_TRY(fill_rows(u, out, first, &parts[i]));
+    first += parts[i].w->n;
   }
   return PKV_OK;
 }
 
 /* q, k and v: files that mix types have another one for v, mostly. */
-static pkv_status put_qkv(uploader *u, pkv_device_layer *out, const pkv_weight *const parts[3]) {
+static pkv_status put_qkv(uploader *u, pkv_device_layer *out, const part parts[3]) {
   int first = 1;
-  while (first < 3 && type_of(u, parts[first]) == type_of(u, parts[0]))
+  while (first < 3 && type_of(u, parts[first].w) == type_of(u, parts[0].w))
     first++;
   PKV_TRY(put_matrix(u, &out->qkv, parts, first, false));
   return first < 3 ? put_matrix(u, &out->qkv_rest, parts + first, 3 - first, false) : PKV_OK;
 }
 
 static pkv_status put_layer(uploader *u, pkv_device_layer *out, const pkv_layer *l) {
-  const pkv_weight *const qkv[] = {&l->q, &l->k, &l->v}, *const o[] = {&l->o};
-  const pkv_weight *const gate_up[] = {&l->gate, &l->up}, *const down[] = {&l->down};
   const pkv_hparams *hp = &u->m->hp;
+  const pkv_model_origin *at = &u->m->origin;
+  const int64_t q = at->q * hp->width, kv = at->kv * hp->width, ffn = at->feed_forward * hp->width;
+  const part qkv[] = {{&l->q, q}, {&l->k, kv}, {&l->v, kv}}, o[] = {{&l->o, at->q}};
+  const part gate_up[] = {{&l->gate, ffn}, {&l->up, ffn}}, down[] = {{&l->down, at->feed_forward}};
   PKV_TRY(put_qkv(u, out, qkv));
   PKV_TRY(put_matrix(u, &out->o, o, 1, false));
   PKV_TRY(put_matrix(u, &out->gate_up, gate_up, 2, false));
@@ -201,15 +221,25 @@ static pkv_status put_frequencies(uploader *u) {
   return PKV_OK;
 }
 
+/* Whether the head is rows of the embedding. */
+static bool is_tied(const pkv_model *m) {
+  const char *rows = m->embed.data;
+  if (rows) rows += m->origin.vocab * m->embed.row_bytes;
+  return m->output.data == rows && m->output.seed == m->embed.seed;
+}
+
 static pkv_status put_all(uploader *u, bool filling) {
   const pkv_model *m = u->m;
-  const pkv_weight *const embed[] = {&m->embed}, *const output[] = {&m->output};
+  const int64_t first = m->origin.vocab;
+  const part embed[] = {{&m->embed, 0}}, output[] = {{&m->output, first * m->hp.width}};
   u->filling = filling;
   u->at = 0;
   PKV_TRY(put_matrix(u, &u->w->embed, embed, 1, true));
-  const bool tied = m->output.data == m->embed.data && m->output.seed == m->embed.seed;
+  const bool tied = is_tied(m);
   u->w->output = u->w->embed;
-  if (!tied || type_of(u, &m->output) != u->w->embed.type)
+  u->w->output.n = m->output.n;
+  u->w->output.data = (const char *)u->w->embed.data + first * u->w->embed.row_bytes;
+  if (m->output.n > 0 && (!tied || type_of(u, &m->output) != u->w->embed.type))
     PKV_TRY(put_matrix(u, &u->w->output, output, 1, false));
   PKV_TRY(put_vector(u, &u->w->output_norm, m->output_norm, m->hp.width));
   PKV_TRY(put_frequencies(u));
@@ -287,6 +317,7 @@ pkv_status pkv_device_weights_create(pkv_device_weights **out, const pkv_model *
   PKV_CHECK(err, executor->device_ops && executor->dense, PKV_E_INVALID,
             "the executor runs on the CPU, not on a device");
   PKV_TRY(check_shape(model, err));
+  PKV_TRY(executor->dense->select(executor, err));
   PKV_TRY(executor->dense->prepare(executor, err));
   PKV_TRY(pkv_gguf_check_unchanged(model->gguf, err));
   const pkv_allocator a = pkv_allocator_or_default(allocator);

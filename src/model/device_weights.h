@@ -22,7 +22,7 @@ typedef struct pkv_device_weights {
   pkv_dtype act; /* of activations and of weights that are not quantised */
   void *memory;
   size_t bytes;
-  pkv_weight embed, output;
+  pkv_weight embed, output; /* output of a rank without a head: not used */
   const float *output_norm;
   const double *frequency; /* [tables, rope_dim / 2] */
   pkv_device_layer *layers;

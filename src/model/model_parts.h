@@ -27,6 +27,12 @@ typedef struct pkv_yarn {
   double factor, original, fast, slow;
 } pkv_yarn;
 
+/* Where the rows of q (columns of o), those of k and v, the columns of the feed-forward and the
+   head's rows begin in the whole model's: of a rank's part (model_shard.h); else all 0. */
+typedef struct pkv_model_origin {
+  int64_t q, kv, feed_forward, vocab;
+} pkv_model_origin;
+
 /* Floats that are not in the file as they are used; one after another, freed with the model. */
 typedef struct pkv_model_block {
   struct pkv_model_block *next;
@@ -47,6 +53,7 @@ struct pkv_model {
   pkv_chat_template *chat;  /* NULL: see chat_error */
   pkv_error chat_error;
   pkv_hparams hp;
+  pkv_model_origin origin;
   bool gemma;           /* architecture gemma3 */
   bool head_norms;      /* qwen3, gemma3 */
   bool norm_plus_one;   /* norms are stored less 1 */

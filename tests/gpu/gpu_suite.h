@@ -16,6 +16,7 @@ typedef struct gpu_options {
   bool fake;         /* on the CPU */
   bool need_gpu;     /* no device is a failure */
   const char *model; /* a model file to compare text of; NULL: none */
+  int32_t ranks;     /* devices that compute it together, in turn with one; 0 = one alone */
 } gpu_options;
 extern gpu_options gpu_opt;
 
@@ -47,6 +48,7 @@ int gpu_suite_shared(void);
 /* With CUDA: engines make their own executors. */
 int gpu_suite_dense(void);
 int gpu_suite_model(void);
+int gpu_suite_ranks(void);
 int gpu_suite_steps(void);
 /* With the CUDA runtime. */
 int gpu_suite_few(void);

@@ -3,6 +3,7 @@
  * The program of all GPU tests.
  *
  *   gpu_tests [--suite NAME]... [--filter PATTERN] [--small] [--fake] [--need-gpu] [--model FILE]
+ *             [--ranks N]
  *   gpu_tests --list      the suites; those that only run when named last
  *   gpu_tests --probe     says what device there is: 0 = one to test on, 77 = none, 1 = one that
  *                         does not work
@@ -48,6 +49,7 @@ static const suite suites[] = {
 #ifdef PKV_HAVE_CUDA
     {"dense", gpu_suite_dense, NOT_FAKE},
     {"model", gpu_suite_model, NOT_FAKE},
+    {"ranks", gpu_suite_ranks, NOT_FAKE},
     {"steps", gpu_suite_steps, NOT_FAKE | WHEN_NAMED},
     {"shared", gpu_suite_shared, NOT_FAKE},
     {"few", gpu_suite_few, NOT_FAKE},
@@ -127,7 +129,7 @@ static const suite *find(const char *name) {
 static int usage(const char *what) {
   fprintf(stderr,
           "gpu_tests: cannot use '%s'; takes --suite NAME, --filter PATTERN, --small, --fake, "
-          "--need-gpu, --model FILE, --list, --probe\n",
+          "--need-gpu, --model FILE, --ranks N, --list, --probe\n",
           what);
   return 2;
 }
@@ -152,6 +154,9 @@ int main(int argc, char **argv) {
       gpu_opt.need_gpu = true;
     } else if (strcmp(argv[i], "--model") == 0 && value != NULL) {
       gpu_opt.model = argv[++i];
+    } else if (strcmp(argv[i], "--ranks") == 0 && value != NULL && value[0] > '0' &&
+               value[0] <= '8') {
+      gpu_opt.ranks = argv[++i][0] - '0';
     } else if (strcmp(argv[i], "--filter") == 0 && value != NULL) {
       cmocka_set_test_filter(argv[++i]);
     } else if (strcmp(argv[i], "--suite") == 0 && find(value) != NULL && count < SUITES) {

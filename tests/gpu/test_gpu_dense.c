@@ -186,7 +186,9 @@ static void run_large(const product_case *c, pkv_dtype act, pkv_rng *rng) {
   void *w = NULL, *scratch = NULL, *got = malloc(y.bytes), *again = malloc(y.bytes);
   OK(pkv_device_alloc(&w, gpu, (size_t)(c->n * c->k) * 2, err));
   OK(pkv_device_alloc(&scratch, gpu, (size_t)(c->m * c->n) * 2, err));
-  OK(gpu->dense->weight_random(gpu, w, act, c->n * c->k, 5, pkv_random_deviation(c->k), NULL, err));
+  const pkv_dense_random_params any =
+      pkv_dense_random_run(w, act, c->n * c->k, 5, pkv_random_deviation(c->k));
+  OK(gpu->dense->weight_random(gpu, &any, NULL, err));
   const pkv_dense_matmul_params p = {
       .w = {.type = type, .n = c->n, .k = c->k, .data = w, .row_bytes = c->k * 2},
       .act = act,
@@ -449,13 +451,15 @@ static void test_likeliest(void **state) {
 
 static void test_random_weights(void **state) {
   (void)state;
-  enum { COUNT_OF = 5001 };
+  enum { ROWS_OF = 3, COLUMNS_OF = 1667, COUNT_OF = ROWS_OF * COLUMNS_OF };
   NEED_GPU();
   for (size_t a = 0; a < COUNT(acts); a++) {
     both w = make(COUNT_OF * 2);
     up(&w);
-    OK(gpu->dense->weight_random(gpu, w.device, acts[a], COUNT_OF, 42, 0.125f, NULL, err));
-    reference(fake_dense_ops.weight_random(gpu, w.host, acts[a], COUNT_OF, 42, 0.125f, NULL, NULL));
+    pkv_dense_random_params p = {w.device, acts[a], ROWS_OF, COLUMNS_OF, 42, 11, 3000, 0.125f};
+    OK(gpu->dense->weight_random(gpu, &p, NULL, err));
+    p.data = w.host;
+    reference(fake_dense_ops.weight_random(gpu, &p, NULL, NULL));
     uint16_t *const got = malloc(w.bytes);
     gpu_copy(got, w.device, w.bytes);
     assert_memory_equal(got, w.host, w.bytes);

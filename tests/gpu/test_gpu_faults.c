@@ -91,7 +91,8 @@ static void open_forward(forward_case *c) {
   o.sampled_vocab = c->model->hp.vocab;
   o.kv_dtype = c->weights->act;
   o.shares = true;
-  OK(pkv_device_forward_create(&c->forward, c->model, c->weights, &o, err));
+  const pkv_device_rank rank = {c->model, c->weights};
+  OK(pkv_device_forward_create(&c->forward, &rank, 1, &o, err));
 }
 
 static void attach(forward_case *c) {
@@ -99,8 +100,9 @@ static void attach(forward_case *c) {
   const int64_t page = (int64_t)PAGE * hp->kv_heads * hp->head_dim, each = page * PAGES;
   c->bytes = (size_t)(2 * hp->layers * each) * 2;
   OK(pkv_device_alloc(&c->storage, gpu, c->bytes, err));
-  OK(gpu->dense->weight_random(gpu, c->storage, c->weights->act, (int64_t)c->bytes / 2, 3, 1.0f,
-                               NULL, err));
+  const pkv_dense_random_params any =
+      pkv_dense_random_run(c->storage, c->weights->act, (int64_t)c->bytes / 2, 3, 1.0f);
+  OK(gpu->dense->weight_random(gpu, &any, NULL, err));
   OK(pkv_device_synchronize(gpu, NULL, err));
   for (int32_t i = 0; i < hp->layers; i++) {
     pkv_cache *const k = &c->caches[i];
@@ -378,8 +380,9 @@ static void *break_device(void *user) {
   char byte;
   (void)user;
   if (read(HEARS, &byte, 1) == 1) {
-    const cudaError_t e =
-        pkv_dense_launch_random((void *)(uintptr_t)4096, PKV_DTYPE_F16, 4096, 1, 1.0f, NULL);
+    const pkv_dense_random_params nowhere =
+        pkv_dense_random_run((void *)(uintptr_t)4096, PKV_DTYPE_F16, 4096, 1, 1.0f);
+    const cudaError_t e = pkv_dense_launch_random(&nowhere, NULL);
     fprintf(stderr, "broken: %d\n", (int)e);
   }
   return NULL;

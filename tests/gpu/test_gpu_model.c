@@ -2,13 +2,15 @@
 /*
  * A model on the device against the CPU: the same greedy text, or a first difference where the
  * CPU's own two candidates are nearer than NEAR nats. 16-bit activations move a logit of 20 by up
- * to some hundredths; text that differs where the gap is wider is a fault.
+ * to some hundredths; text that differs where the gap is wider is a fault. With --ranks the same
+ * of several devices together against one.
  */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -24,8 +26,8 @@
 #define ANSWER   64
 
 static int32_t prompts[REQUESTS][PROMPT];
-static pkv_event cpu_events[REQUESTS][ANSWER];
-static int32_t device_tokens[REQUESTS][ANSWER];
+static pkv_event right_events[REQUESTS][ANSWER]; /* of the CPU, or of one device */
+static int32_t got_tokens[REQUESTS][ANSWER];
 static int32_t counts[REQUESTS], lengths[REQUESTS];
 
 static void submit_all(pkv_engine *engine, int32_t answer, bool logprobs) {
@@ -44,7 +46,7 @@ static void submit_all(pkv_engine *engine, int32_t answer, bool logprobs) {
   memset(counts, 0, sizeof counts);
 }
 
-static void run_all(pkv_engine *engine, bool device) {
+static void run_all(pkv_engine *engine, bool right) {
   static pkv_event events[256];
   while (pkv_engine_pending(engine) > 0) {
     size_t count = 0;
@@ -53,15 +55,15 @@ static void run_all(pkv_engine *engine, bool device) {
       const intptr_t at = (intptr_t)events[i].user;
       assert_int_not_equal(events[i].finish, PKV_FINISH_ERROR);
       if (events[i].token < 0) continue;
-      if (device)
-        device_tokens[at][counts[at]++] = events[i].token;
+      if (right)
+        right_events[at][counts[at]++] = events[i];
       else
-        cpu_events[at][counts[at]++] = events[i];
+        got_tokens[at][counts[at]++] = events[i].token;
     }
   }
 }
 
-/* The CPU's log-probability of a token, or far away. */
+/* The right one's log-probability of a token, or far away. */
 static float logprob_of(const pkv_event *e, int32_t token) {
   for (int32_t i = 0; i < e->top_count; i++)
     if (e->top[i].token == token) return e->top[i].logprob;
@@ -72,43 +74,57 @@ static int compare_texts(int32_t answer, const char *what) {
   int different = 0;
   for (int i = 0; i < REQUESTS; i++)
     for (int32_t k = 0; k < answer; k++) {
-      const pkv_event *e = &cpu_events[i][k];
-      if (device_tokens[i][k] == e->token) continue;
-      const float gap = e->logprob - logprob_of(e, device_tokens[i][k]);
+      const pkv_event *e = &right_events[i][k];
+      if (got_tokens[i][k] == e->token) continue;
+      const float gap = e->logprob - logprob_of(e, got_tokens[i][k]);
       printf("%s: request %d differs at token %d of %d: gap %.3f\n", what, i, (int)k, (int)answer,
              (double)gap);
       if (gap > NEAR)
-        fail_msg("%s: request %d, token %d: %d on the device, %d on the CPU, %.3f nats apart", what,
-                 i, (int)k, (int)device_tokens[i][k], (int)e->token, (double)gap);
+        fail_msg("%s: request %d, token %d: %d for %d, %.3f nats apart", what, i, (int)k,
+                 (int)got_tokens[i][k], (int)e->token, (double)gap);
       different++;
       break;
     }
   return different;
 }
 
+static pkv_engine_stats run_engine(const pkv_model *model, const pkv_engine_options *o,
+                                   int32_t answer, bool right) {
+  pkv_engine *engine = NULL;
+  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
+  OK(pkv_engine_create(&engine, model, o, err));
+  submit_all(engine, answer, right);
+  run_all(engine, right);
+  pkv_engine_get_stats(&stats, engine);
+  pkv_engine_destroy(engine);
+  return stats;
+}
+
+static void several_devices(const pkv_model *model, pkv_engine_options o, const char *what,
+                            int32_t answer) {
+  (void)run_engine(model, &o, answer, true);
+  o.tensor_parallel = gpu_opt.ranks;
+  const pkv_engine_stats stats = run_engine(model, &o, answer, false);
+  if (o.route == PKV_ROUTE_SHARED) assert_true(stats.shared_steps > 0);
+  printf("%s: %d devices: %d of %d texts differ from one's somewhere\n", what, (int)gpu_opt.ranks,
+         compare_texts(answer, what), REQUESTS);
+}
+
 static void same_text(const pkv_model *model, const char *what, int32_t answer, pkv_route route) {
   pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
-  pkv_engine *engine = NULL;
   o.max_rows = REQUESTS;
   o.prefill_chunk = 200;
   o.max_seq_len = PROMPT + ANSWER;
   o.cache_tokens = (int64_t)REQUESTS * 400;
   o.activations = PKV_ACTIVATIONS_F32;
-  OK(pkv_engine_create(&engine, model, &o, err));
-  submit_all(engine, answer, true);
-  run_all(engine, false);
-  pkv_engine_destroy(engine);
+  (void)run_engine(model, &o, answer, true);
   o.device = PKV_DEVICE_CUDA;
   o.batch_invariant = 0;
   o.route = route;
-  OK(pkv_engine_create(&engine, model, &o, err));
-  submit_all(engine, answer, false);
-  run_all(engine, true);
-  pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
-  pkv_engine_get_stats(&stats, engine);
+  const pkv_engine_stats stats = run_engine(model, &o, answer, false);
   if (route == PKV_ROUTE_SHARED) assert_true(stats.shared_steps > 0);
-  pkv_engine_destroy(engine);
   printf("%s: %d of %d texts differ somewhere\n", what, compare_texts(answer, what), REQUESTS);
+  if (gpu_opt.ranks > 1) several_devices(model, o, what, answer);
 }
 
 static void draw(int32_t vocab) {
@@ -153,6 +169,31 @@ static void test_small_models(void **state) {
   }
 }
 
+/* One KV head of 256, whose query heads two devices divide; windows; norms of what is added. */
+static void test_random_gemma(void **state) {
+  static const char config[] =
+      "{\"model_type\": \"gemma3_text\", \"architectures\": [\"Gemma3ForCausalLM\"],"
+      " \"hidden_size\": 320, \"intermediate_size\": 1024, \"num_hidden_layers\": 4,"
+      " \"num_attention_heads\": 4, \"num_key_value_heads\": 1, \"head_dim\": 256,"
+      " \"vocab_size\": 512, \"max_position_embeddings\": 512, \"rms_norm_eps\": 1e-6,"
+      " \"rope_theta\": 1000000.0, \"rope_local_base_freq\": 10000.0, \"sliding_window\": 128,"
+      " \"sliding_window_pattern\": 2, \"query_pre_attn_scalar\": 256,"
+      " \"hidden_activation\": \"gelu_pytorch_tanh\"}";
+  char path[] = "/tmp/pkv-gemma-XXXXXX";
+  pkv_model *model = NULL;
+  (void)state;
+  NEED_GPU();
+  FILE *const file = fdopen(mkstemp(path), "w");
+  assert_non_null(file);
+  assert_true(fputs(config, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+  OK(pkv_model_open_random(&model, path, 0, NULL, err));
+  assert_int_equal(remove(path), 0);
+  draw(512);
+  same_text(model, "random gemma", 32, PKV_ROUTE_BALANCED);
+  pkv_model_close(model);
+}
+
 /* --model FILE */
 static void test_real_model(void **state) {
   (void)state;
@@ -184,6 +225,7 @@ static void test_real_model(void **state) {
 
 int gpu_suite_model(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(test_small_models),
+                                     cmocka_unit_test(test_random_gemma),
                                      cmocka_unit_test(test_real_model)};
   return cmocka_run_group_tests_name("model", tests, gpu_setup, gpu_teardown);
 }

@@ -82,7 +82,8 @@ static void open_forward(bench *b) {
   o.max_pages = b->max_pages;
   o.sampled_vocab = b->model->hp.vocab;
   o.kv_dtype = PKV_DTYPE_BF16;
-  OK(pkv_device_forward_create(&b->forward, b->model, b->weights, &o, err));
+  const pkv_device_rank rank = {b->model, b->weights};
+  OK(pkv_device_forward_create(&b->forward, &rank, 1, &o, err));
 }
 
 static void make_caches(bench *b) {
@@ -90,8 +91,9 @@ static void make_caches(bench *b) {
   const int64_t page = (int64_t)PAGE * hp->kv_heads * hp->head_dim, each = page * PAGES;
   pkv_rng rng;
   OK(pkv_device_alloc(&b->storage, gpu, (size_t)(2 * hp->layers * each) * 2, err));
-  OK(gpu->dense->weight_random(gpu, b->storage, PKV_DTYPE_BF16, 2 * hp->layers * each, 7, 1.0f,
-                               NULL, err));
+  const pkv_dense_random_params any =
+      pkv_dense_random_run(b->storage, PKV_DTYPE_BF16, 2 * hp->layers * each, 7, 1.0f);
+  OK(gpu->dense->weight_random(gpu, &any, NULL, err));
   b->caches = calloc((size_t)hp->layers, sizeof *b->caches);
   b->pages = calloc(PAGES, sizeof *b->pages);
   b->table = calloc((size_t)ROWS * (size_t)b->max_pages, sizeof *b->table);

@@ -170,11 +170,10 @@ static const pkv_device_ops device_ops = {
 };
 static const pkv_backend_ops backend_ops = {.name = "host"};
 
-pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_options *options,
-                                  pkv_error *err) {
+pkv_status pkv_cuda_executor_init(pkv_executor *executor, int32_t index, pkv_error *err) {
   static host_state state;
   pkv_executor_options cpu = PKV_EXECUTOR_OPTIONS_INIT;
-  (void)options;
+  (void)index;
   cpu.threads = 1;
   PKV_TRY(pkv_executor_create(&state.cpu, &cpu, err));
   executor->device_state = &state;

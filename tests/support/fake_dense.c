@@ -107,21 +107,25 @@ static pkv_status fake_weight_pack(pkv_executor *executor, const pkv_weight *w, 
   char *to;
   (void)executor;
   PKV_TRY(fake_counted("weight_pack", err));
-  PKV_CHECK(err, host->type == w->type && host->row_bytes == w->row_bytes, PKV_E_INTERNAL,
-            "a matrix of type %d into one of type %d", (int)host->type, (int)w->type);
+  PKV_CHECK(err, host->type == w->type && host->k == w->k && host->row_bytes >= w->row_bytes,
+            PKV_E_INTERNAL, "a matrix of type %d into one of type %d", (int)host->type,
+            (int)w->type);
   memcpy(&to, &w->data, sizeof to);
-  memcpy(to + first * w->row_bytes, host->data, (size_t)host->n * (size_t)host->row_bytes);
+  for (int64_t i = 0; i < host->n; i++)
+    memcpy(to + (first + i) * w->row_bytes, (const char *)host->data + i * host->row_bytes,
+           (size_t)w->row_bytes);
   return PKV_OK;
 }
 
-static pkv_status fake_weight_random(pkv_executor *executor, void *data, pkv_dtype act,
-                                     int64_t count, uint64_t seed, float scale, void *stream,
-                                     pkv_error *err) {
+static pkv_status fake_weight_random(pkv_executor *executor, const pkv_dense_random_params *p,
+                                     void *stream, pkv_error *err) {
   (void)executor;
   (void)stream;
   PKV_TRY(fake_counted("weight_random", err));
-  for (int64_t i = 0; i < count; i++)
-    pkv_store(data, act, i, pkv_random_weight(seed, (uint64_t)i, scale));
+  for (int64_t i = 0; i < p->n * p->k; i++) {
+    const int64_t number = p->first + i / p->k * p->stride + i % p->k;
+    pkv_store(p->data, p->act, i, pkv_random_weight(p->seed, (uint64_t)number, p->deviation));
+  }
   return PKV_OK;
 }
 
@@ -362,6 +366,103 @@ PUT(norm, pkv_dense_norm_params)
 PUT(rope, pkv_dense_rope_params)
 PUT(prefill, pkv_dense_prefill_params)
 
+/* ------------------------------------------------------------------ several ranks */
+
+typedef struct fake_group {
+  fake_meeting meeting;
+  const float *before; /* rank 0's delta of the call before */
+} fake_group;
+
+typedef struct group_call {
+  fake_group *group;
+  pkv_dense_norm_params p[FAKE_RANKS];
+} group_call;
+
+static pkv_status fake_select(pkv_executor *executor, pkv_error *err) {
+  (void)executor;
+  return fake_counted("select", err);
+}
+
+static pkv_status fake_group_create(void **out, pkv_executor *const *executors, int32_t count,
+                                    int32_t rows, pkv_error *err) {
+  (void)executors;
+  (void)rows;
+  *out = NULL;
+  PKV_TRY(fake_counted("group_create", err));
+  PKV_CHECK(err, count <= FAKE_RANKS, PKV_E_UNSUPPORTED, "%d ranks of %d", (int)count, FAKE_RANKS);
+  fake_group *const group = calloc(1, sizeof *group);
+  group->meeting.count = count;
+  fake_device_state.live++;
+  *out = group;
+  return PKV_OK;
+}
+
+static void fake_group_destroy(void *group) {
+  fake_device_state.live--;
+  free(group);
+}
+
+/* What a rank's sums hold afterwards is undefined: NaN, here. */
+static pkv_status run_group_norm(pkv_executor *executor, const void *params, pkv_error *err) {
+  const group_call *c = params;
+  const int ranks = c->group->meeting.count;
+  const int64_t count = (int64_t)c->p[0].m * c->p[0].n;
+  float *sum = calloc((size_t)count + 1, sizeof *sum);
+  PKV_CHECK(err, c->p[0].delta != c->group->before, PKV_E_INTERNAL,
+            "sums that others may still read");
+  c->group->before = c->p[0].delta;
+  fake_device_state.sums++;
+  for (int r = 0; r < ranks; r++)
+    for (int64_t i = 0; i < count; i++)
+      sum[i] += c->p[r].delta[i];
+  for (int r = 0; r < ranks; r++) {
+    pkv_dense_norm_params own = c->p[r];
+    own.delta = sum;
+    PKV_TRY(run_norm(executor, &own, err));
+    for (int64_t i = 0; i < count; i++)
+      ((float *)(uintptr_t)c->p[r].delta)[i] = NAN;
+  }
+  free(sum);
+  return PKV_OK;
+}
+
+static pkv_status fake_group_norm(void *group, const pkv_dense_norm_params *p, void *const *streams,
+                                  pkv_error *err) {
+  fake_group *const g = group;
+  group_call call = {.group = g};
+  PKV_TRY(fake_counted("group_norm", err));
+  memcpy(call.p, p, (size_t)g->meeting.count * sizeof *p);
+  return fake_put_all(&g->meeting, streams, run_group_norm, NULL, &call, sizeof call, err);
+}
+
+static pkv_status fake_group_reaches(int32_t *reaches, pkv_executor *const *executors,
+                                     int32_t count, pkv_error *err) {
+  (void)executors;
+  (void)count;
+  *reaches = fake_device_state.reaches;
+  return fake_counted("group_reaches", err);
+}
+
+static pkv_status run_group_gather(pkv_executor *executor, const void *params, pkv_error *err) {
+  (void)executor;
+  (void)params;
+  (void)err;
+  fake_device_state.gathered++;
+  return PKV_OK;
+}
+
+static pkv_status fake_group_gather(void *group, void *const *streams, pkv_error *err) {
+  fake_group *const g = group;
+  PKV_TRY(fake_counted("group_gather", err));
+  return fake_put_all(&g->meeting, streams, run_group_gather, NULL, &g, sizeof g, err);
+}
+
+static pkv_status fake_group_wait(void *group, void *const *streams, pkv_error *err) {
+  (void)group;
+  (void)streams;
+  return fake_counted("group_wait", err);
+}
+
 static size_t fake_sample_bytes(int32_t m, int32_t vocab) {
   (void)m;
   (void)vocab;
@@ -398,4 +499,11 @@ const pkv_dense_ops fake_dense_ops = {
     .samples = fake_samples,
     .sample_bytes = fake_sample_bytes,
     .sample = fake_sample,
+    .select = fake_select,
+    .group_create = fake_group_create,
+    .group_destroy = fake_group_destroy,
+    .group_norm = fake_group_norm,
+    .group_wait = fake_group_wait,
+    .group_reaches = fake_group_reaches,
+    .group_gather = fake_group_gather,
 };

@@ -33,10 +33,13 @@ typedef struct fake_node {
   pkv_attention_params params;
   fake_call run; /* any other call, with the parameters it had; NULL: none */
   pkv_executor *executor;
-  unsigned char given[FAKE_CALL_BYTES];
+  bool meets; /* a call of all ranks of a group: the leader's has `given`, of all */
+  _Alignas(16) unsigned char given[FAKE_CALL_BYTES];
 } fake_node;
 
 struct fake_graph {
+  fake_meeting *meeting; /* NULL: of one rank alone */
+  int rank;
   int count;
   fake_node node[MOST_NODES];
 };
@@ -93,6 +96,24 @@ pkv_status fake_put(void *stream, fake_call run, pkv_executor *executor, const v
   node->run = run;
   node->executor = executor;
   memcpy(node->given, params, bytes);
+  return PKV_OK;
+}
+
+pkv_status fake_put_all(fake_meeting *meeting, void *const *streams, fake_call run,
+                        pkv_executor *executor, const void *params, size_t bytes, pkv_error *err) {
+  if (!capturing(streams[0])) return run(executor, params, err);
+  for (int r = 0; r < meeting->count; r++) {
+    fake_graph *const graph = ((fake_stream *)streams[r])->graph;
+    assert_non_null(graph);
+    fake_node *const node = next_node(streams[r], NULL);
+    assert_true(bytes <= sizeof node->given);
+    graph->meeting = meeting;
+    graph->rank = r;
+    node->meets = true;
+    node->run = run;
+    node->executor = executor;
+    memcpy(node->given, params, bytes);
+  }
   return PKV_OK;
 }
 
@@ -263,18 +284,45 @@ static pkv_status fake_attention(struct pkv_device_plan *plan, const pkv_attenti
   return PKV_OK;
 }
 
-pkv_status fake_graph_launch(const fake_graph *graph, pkv_error *err) {
-  for (int i = 0; i < graph->count; i++) {
-    const fake_node *node = &graph->node[i];
-    if (node->run != NULL)
-      PKV_TRY(node->run(node->executor, node->given, err));
-    else if (node->seq_len != NULL)
-      PKV_TRY(build_now(node->plan, node->header.rows, node->max_seq_len, node->seq_len,
-                        node->shared ? &node->sharing : NULL, err));
-    else
-      PKV_TRY(attend_now(node->plan, &node->params, err));
-  }
+static pkv_status run_node(const fake_node *node, pkv_error *err) {
+  if (node->run != NULL) return node->run(node->executor, node->given, err);
+  if (node->seq_len != NULL)
+    return build_now(node->plan, node->header.rows, node->max_seq_len, node->seq_len,
+                     node->shared ? &node->sharing : NULL, err);
+  return attend_now(node->plan, &node->params, err);
+}
+
+/* From node *at to the next at which ranks meet, or the end. */
+static pkv_status run_alone(const fake_graph *graph, int *at, pkv_error *err) {
+  for (; *at < graph->count && !graph->node[*at].meets; (*at)++)
+    PKV_TRY(run_node(&graph->node[*at], err));
   return PKV_OK;
+}
+
+/* All ranks' graphs, each as far as it goes by itself, then together. */
+static pkv_status run_together(const fake_meeting *m, pkv_error *err) {
+  int at[FAKE_RANKS] = {0};
+  for (;;) {
+    for (int r = 0; r < m->count; r++)
+      PKV_TRY(run_alone(m->graph[r], &at[r], err));
+    if (at[0] == m->graph[0]->count) return PKV_OK;
+    PKV_TRY(run_node(&m->graph[0]->node[at[0]], err));
+    for (int r = 0; r < m->count; r++)
+      at[r]++;
+  }
+}
+
+/* Graphs of several ranks run when the last of them is launched. */
+pkv_status fake_graph_launch(const fake_graph *graph, pkv_error *err) {
+  fake_meeting *const m = graph->meeting;
+  int at = 0;
+  if (m == NULL) return run_alone(graph, &at, err);
+  m->graph[graph->rank] = graph;
+  for (int r = 0; r < m->count; r++)
+    if (m->graph[r] == NULL) return PKV_OK;
+  const pkv_status status = run_together(m, err);
+  memset(m->graph, 0, sizeof m->graph);
+  return status;
 }
 
 static pkv_status fake_append(pkv_executor *executor, const pkv_append_params *p, void *stream,
@@ -308,6 +356,12 @@ static const pkv_device_ops fake_ops = {.alloc = fake_alloc,
                                         .append = fake_append};
 
 pkv_executor *fake_device_create(void) {
+  pkv_executor *const executor = fake_device_another();
+  fake_device_state = (fake_device){.free_bytes = (size_t)16 << 30};
+  return executor;
+}
+
+pkv_executor *fake_device_another(void) {
   pkv_executor_options options = PKV_EXECUTOR_OPTIONS_INIT;
   pkv_executor *executor = NULL;
   pkv_error err = {0};
@@ -315,6 +369,5 @@ pkv_executor *fake_device_create(void) {
   if (pkv_executor_create(&executor, &options, &err) != PKV_OK) fail_msg("%s", err.text);
   executor->device_ops = &fake_ops;
   executor->dense = &fake_dense_ops;
-  fake_device_state = (fake_device){.free_bytes = (size_t)16 << 30};
   return executor;
 }

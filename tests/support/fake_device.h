@@ -25,6 +25,9 @@ typedef struct fake_device {
   int32_t spoilt;         /* embeddings of this token are NaN; 0 = none */
   int32_t fail_copies_of; /* copies of so many bytes fail; 0 = none */
   size_t free_bytes;      /* what the device says; 16 GiB at first */
+  int32_t sums;           /* norms of groups */
+  int32_t reaches;        /* 1: ranks reach each other's memory ... */
+  int32_t gathered;       /* ... and so often the leader gathered logits */
 } fake_device;
 extern fake_device fake_device_state;
 
@@ -41,5 +44,7 @@ void fake_graph_destroy(fake_graph *graph);
 
 /* An executor with device functions; pkv_executor_destroy ends it. fake_device_state is reset. */
 pkv_executor *fake_device_create(void);
+/* One more, of the same state: another rank. */
+pkv_executor *fake_device_another(void);
 
 #endif

@@ -155,9 +155,11 @@ static void environment(void **state) {
   const struct {
     pkv_env id;
     const char *name;
-  } all[] = {
-      {PKV_ENV_LOG, "PKV_LOG"}, {PKV_ENV_CPU, "PKV_CPU"}, {PKV_ENV_CUDA_CHECK, "PKV_CUDA_CHECK"}};
-  for (int i = 0; i < 3; i++) {
+  } all[] = {{PKV_ENV_LOG, "PKV_LOG"},
+             {PKV_ENV_CPU, "PKV_CPU"},
+             {PKV_ENV_CUDA_CHECK, "PKV_CUDA_CHECK"},
+             {PKV_ENV_CUDA_SUM, "PKV_CUDA_SUM"}};
+  for (int i = 0; i < 4; i++) {
     unsetenv(all[i].name);
     assert_null(pkv_env_get(all[i].id));
     setenv(all[i].name, "", 1);

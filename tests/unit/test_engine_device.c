@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -24,7 +25,7 @@
 #define REQUESTS 12
 #define PROMPT   90
 #define MOST     24
-#define VOCAB    64
+#define VOCAB    200 /* divided by the 64 */
 
 static pkv_model *model;
 static unsigned char *bytes;
@@ -71,7 +72,7 @@ static pkv_engine *device_engine(const pkv_engine_options *options) {
   pkv_engine *engine = NULL;
   pkv_error err = {0};
   pkv_executor *const executor = fake_device_create();
-  drive_ok(pkv_engine_create_on(&engine, model, executor, options, &err), &err, "create");
+  drive_ok(pkv_engine_create_on(&engine, model, &executor, 1, options, &err), &err, "create");
   return engine;
 }
 
@@ -140,7 +141,7 @@ static void test_prefill(void **state) {
   o.prefill_chunk = 300;
   pkv_executor *const executor = fake_device_create();
   fake_device_state.prefills = 1;
-  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  drive_ok(pkv_engine_create_on(&engine, model, &executor, 1, &o, &err), &err, "create");
   submit_all(engine, on_device, 0.0f);
   (void)drive_all(engine, 10000);
   same_texts();
@@ -157,7 +158,7 @@ static void same_samples(int32_t samples) {
   o.prefix_sharing = 0;
   pkv_executor *const executor = fake_device_create();
   fake_device_state.samples = samples;
-  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  drive_ok(pkv_engine_create_on(&engine, model, &executor, 1, &o, &err), &err, "create");
   submit_all(engine, on_device, 0.7f);
   (void)drive_all(engine, 10000);
   same_texts();
@@ -169,6 +170,138 @@ static void test_same_samples(void **state) {
   (void)state;
   same_samples(0);
   same_samples(1);
+}
+
+/* Ranks with all or some of the KV heads, or a part of one's query heads: the same texts, by graphs
+   that wait for each other and by passes of chunks. */
+static void same_by_ranks(int32_t ranks, int32_t samples, int32_t most_packed) {
+  pkv_error err = {0};
+  pkv_engine *engine = NULL;
+  pkv_engine_options o = device_options();
+  pkv_executor *executors[4] = {fake_device_create()};
+  for (int32_t r = 1; r < ranks; r++)
+    executors[r] = fake_device_another();
+  fake_device_state.samples = samples;
+  fake_device_state.prefills = samples;
+  fake_device_state.packs = most_packed;
+  fake_device_state.reaches = samples; /* the head is divided */
+  o.tensor_parallel = ranks;
+  drive_ok(pkv_engine_create_on(&engine, model, executors, ranks, &o, &err), &err, "create");
+  assert_int_equal(engine->rank_count, ranks);
+  submit_all(engine, on_device, 0.0f);
+  (void)drive_all(engine, 10000);
+  same_texts();
+  assert_true(fake_device_state.graph_launches > 0);
+  assert_true(fake_device_state.sums > fake_device_state.graph_launches);
+  assert_int_equal(fake_device_state.gathered > 0, samples);
+  drive_finish(engine);
+  assert_int_equal(fake_device_state.live, 0);
+}
+
+static void test_ranks(void **state) {
+  (void)state;
+  run_cpu(0.0f);
+  for (int32_t ranks = 2; ranks <= 4; ranks++)
+    if (ranks != 3) /* 2 KV heads of 2 query heads */
+      for (int32_t samples = 0; samples < 2; samples++)
+        same_by_ranks(ranks, samples, 0);
+}
+
+/* Columns of quantised weights are whole blocks; as they lie in the file, and written out. */
+static void test_ranks_packed(void **state) {
+  (void)state;
+  pkv_model *const saved = model;
+  small_llama t = SMALL_LLAMA_INIT;
+  size_t size = 0;
+  pkv_error err = {0};
+  t.context = 256;
+  t.vocab = VOCAB;
+  t.head_dim = 64;
+  t.feed_forward = 96; /* three blocks: one rank has two of them */
+  t.weight_type = 8;   /* Q8_0 */
+  t.v_type = 2;        /* Q4_0 */
+  unsigned char *const file = small_llama_bytes(&t, &size);
+  drive_ok(pkv_model_open_memory(&model, file, size, NULL, &err), &err, "open");
+  run_cpu(0.0f);
+  same_by_ranks(2, 1, 0);
+  same_by_ranks(2, 1, 7);
+  pkv_model_close(model);
+  gguf_build_drop(file);
+  model = saved;
+}
+
+static void random_texts(const pkv_model *of, int32_t ranks, drive_answer *answers) {
+  pkv_error err = {0};
+  pkv_engine *engine = NULL;
+  pkv_engine_options o = device_options();
+  pkv_executor *executors[2] = {fake_device_create(), ranks > 1 ? fake_device_another() : NULL};
+  o.tensor_parallel = ranks;
+  drive_ok(pkv_engine_create_on(&engine, of, executors, ranks, &o, &err), &err, "create");
+  submit_all(engine, answers, 0.0f);
+  (void)drive_all(engine, 10000);
+  drive_finish(engine);
+}
+
+/* Random weights that are made on the devices: each rank makes its part of the same matrices. */
+static void test_ranks_random(void **state) {
+  static const char config[] =
+      "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"hidden_size\": 64,"
+      " \"intermediate_size\": 72, \"num_hidden_layers\": 2, \"num_attention_heads\": 4,"
+      " \"num_key_value_heads\": 2, \"head_dim\": 64, \"vocab_size\": 200,"
+      " \"max_position_embeddings\": 256, \"rms_norm_eps\": 1e-5, \"rope_theta\": 10000.0,"
+      " \"hidden_act\": \"silu\", \"tie_word_embeddings\": false}";
+  (void)state;
+  char path[] = "/tmp/pkv-ranks-XXXXXX";
+  pkv_model *random = NULL;
+  pkv_error err = {0};
+  FILE *const file = fdopen(mkstemp(path), "w");
+  assert_non_null(file);
+  assert_true(fputs(config, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+  drive_ok(pkv_model_open_random(&random, path, 1, NULL, &err), &err, "open");
+  assert_int_equal(remove(path), 0);
+  random_texts(random, 1, on_cpu);
+  random_texts(random, 2, on_device);
+  same_texts();
+  pkv_model_close(random);
+}
+
+static void test_ranks_refused(void **state) {
+  (void)state;
+  pkv_error err = {0};
+  pkv_engine *engine = NULL;
+  pkv_engine_options o = device_options();
+  o.tensor_parallel = 3;
+  pkv_executor *const executors[] = {fake_device_create(), fake_device_another(),
+                                     fake_device_another()};
+  assert_int_equal(pkv_engine_create_on(&engine, model, executors, 3, &o, &err), PKV_E_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "2 KV heads with 2 query heads each do not divide among 3"));
+  assert_int_equal(fake_device_state.live, 0);
+  o.device = PKV_DEVICE_CPU;
+  assert_int_equal(pkv_engine_create(&engine, model, &o, &err), PKV_E_UNSUPPORTED);
+  assert_non_null(strstr(err.text, "tensor_parallel is 3"));
+  o.tensor_parallel = PKV_MAX_RANKS + 1;
+  assert_int_equal(pkv_engine_create(&engine, model, &o, &err), PKV_E_RANGE);
+}
+
+/* Each call that can fail while two ranks are made. */
+static void test_ranks_failures(void **state) {
+  (void)state;
+  pkv_engine_options o = device_options();
+  o.max_rows = 2;
+  o.tensor_parallel = 2;
+  int created = 0;
+  for (int at = 1; !created; at++) {
+    pkv_engine *engine = NULL;
+    pkv_error err = {0};
+    pkv_executor *const executors[] = {fake_device_create(), fake_device_another()};
+    fake_device_state.fail_at = at;
+    const pkv_status status = pkv_engine_create_on(&engine, model, executors, 2, &o, &err);
+    created = fake_device_state.calls < at;
+    if (!created && status == PKV_OK) fail_msg("call %d failed unseen", at);
+    pkv_engine_destroy(engine);
+    assert_int_equal(fake_device_state.live, 0);
+  }
 }
 
 static void test_preempted(void **state) {
@@ -222,7 +355,7 @@ static size_t weights_of(size_t free_bytes, int64_t cache_tokens, size_t *buffer
   pkv_executor *const executor = fake_device_create();
   fake_device_state.packs = 1;
   fake_device_state.free_bytes = free_bytes;
-  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  drive_ok(pkv_engine_create_on(&engine, model, &executor, 1, &o, &err), &err, "create");
   const size_t size = engine->weights->bytes;
   if (buffers != NULL) *buffers = engine->device->memory_bytes;
   if (cache != NULL) *cache = (size_t)engine->device_cache_bytes;
@@ -267,7 +400,7 @@ static void test_packed(void **state) {
     const pkv_engine_options o = device_options();
     pkv_executor *const executor = fake_device_create();
     fake_device_state.packs = packs ? o.max_rows + 1 : 0;
-    drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+    drive_ok(pkv_engine_create_on(&engine, model, &executor, 1, &o, &err), &err, "create");
     assert_int_equal(engine->weights->layers[0].qkv_rest.n, packs ? t.kv_heads * t.head_dim : 0);
     written[packs] = engine->weights->bytes;
     submit_all(engine, on_device, 0.0f);
@@ -316,9 +449,10 @@ static void test_large_vocabulary(void **state) {
     o.max_seq_len = o.page_tokens = 16;
     o.sampled_vocab = PKV_DENSE_SAMPLED_VOCAB + more;
     o.kv_dtype = weights->act;
-    drive_ok(pkv_device_forward_create(&forward, model, weights, &o, &err), &err, "forward");
+    const pkv_device_rank rank = {model, weights};
+    drive_ok(pkv_device_forward_create(&forward, &rank, 1, &o, &err), &err, "forward");
     assert_int_equal(pkv_device_forward_samples(forward), !more);
-    assert_int_equal(forward->memory_bytes, pkv_device_forward_bytes(model, executor, &o));
+    assert_int_equal(forward->memory_bytes, pkv_device_forward_bytes(model, executor, 0, 1, &o));
     pkv_device_forward_destroy(forward);
   }
   pkv_device_weights_destroy(weights);
@@ -342,7 +476,7 @@ static void not_finite(int32_t samples, float temperature) {
   pkv_executor *const executor = fake_device_create();
   fake_device_state.samples = samples;
   fake_device_state.spoilt = spoilt;
-  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  drive_ok(pkv_engine_create_on(&engine, model, &executor, 1, &o, &err), &err, "create");
   submit_all(engine, on_device, temperature);
   (void)drive_all(engine, 10000);
   assert_int_equal(on_device[4].finish, PKV_FINISH_ERROR);
@@ -399,7 +533,8 @@ static void test_lost_copy(void **state) {
 static void refused(const pkv_engine_options *o, pkv_status status, const char *word) {
   pkv_engine *engine = NULL;
   pkv_error err = {0};
-  assert_int_equal(pkv_engine_create_on(&engine, model, fake_device_create(), o, &err), status);
+  pkv_executor *const executor = fake_device_create();
+  assert_int_equal(pkv_engine_create_on(&engine, model, &executor, 1, o, &err), status);
   if (strstr(err.text, word) == NULL) fail_msg("'%s' does not say '%s'", err.text, word);
   assert_null(engine);
   assert_int_equal(fake_device_state.live, 0);
@@ -431,7 +566,7 @@ static void too_small(size_t free_bytes, int64_t cache_tokens, const char *word)
   o.cache_tokens = cache_tokens;
   pkv_executor *const executor = fake_device_create();
   fake_device_state.free_bytes = free_bytes;
-  assert_int_equal(pkv_engine_create_on(&engine, model, executor, &o, &err), PKV_E_NOMEM);
+  assert_int_equal(pkv_engine_create_on(&engine, model, &executor, 1, &o, &err), PKV_E_NOMEM);
   if (strstr(err.text, word) == NULL || strstr(err.text, "are missing") == NULL)
     fail_msg("'%s' does not say '%s' and what is missing", err.text, word);
   assert_null(engine);
@@ -453,7 +588,7 @@ static void test_small_device(void **state) {
   o.cache_tokens = 0;
   pkv_executor *const executor = fake_device_create();
   fake_device_state.free_bytes = reserve + ((size_t)64 << 20);
-  drive_ok(pkv_engine_create_on(&engine, model, executor, &o, &err), &err, "create");
+  drive_ok(pkv_engine_create_on(&engine, model, &executor, 1, &o, &err), &err, "create");
   pkv_engine_stats stats = PKV_ENGINE_STATS_INIT;
   pkv_engine_get_stats(&stats, engine);
   assert_true(stats.cache_bytes > 0 && stats.cache_bytes <= (size_t)64 << 20);
@@ -471,7 +606,7 @@ static void test_failures(void **state) {
     pkv_error err = {0};
     pkv_executor *const executor = fake_device_create();
     fake_device_state.fail_at = at;
-    const pkv_status status = pkv_engine_create_on(&engine, model, executor, &o, &err);
+    const pkv_status status = pkv_engine_create_on(&engine, model, &executor, 1, &o, &err);
     created = fake_device_state.calls < at;
     if (!created && status == PKV_OK) fail_msg("call %d failed unseen", at);
     pkv_engine_destroy(engine);
@@ -538,7 +673,7 @@ static void life_with_failure(int at, bool on, const drive_answer *right) {
   pkv_executor *const executor = fake_device_create();
   fake_device_state.fail_at = at;
   fake_device_state.fail_on = on;
-  if (pkv_engine_create_on(&engine, model, executor, &o, &err) == PKV_OK) {
+  if (pkv_engine_create_on(&engine, model, &executor, 1, &o, &err) == PKV_OK) {
     submit_first(engine, &first);
     step_through_failures(engine);
     fake_device_state.fail_at = 0;
@@ -585,6 +720,9 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_packed),          cmocka_unit_test(test_not_finite),
       cmocka_unit_test(test_lost_copy),       cmocka_unit_test(test_small_device),
       cmocka_unit_test(test_failures),        cmocka_unit_test(test_failing_steps),
-      cmocka_unit_test(test_calls_of_a_life), cmocka_unit_test(test_large_vocabulary)};
+      cmocka_unit_test(test_calls_of_a_life), cmocka_unit_test(test_large_vocabulary),
+      cmocka_unit_test(test_ranks),           cmocka_unit_test(test_ranks_packed),
+      cmocka_unit_test(test_ranks_random),    cmocka_unit_test(test_ranks_refused),
+      cmocka_unit_test(test_ranks_failures)};
   return cmocka_run_group_tests(tests, open_model, close_model);
 }

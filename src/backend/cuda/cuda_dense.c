@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "backend/cuda/cuda_group.h"
 #include "backend/cuda/cuda_products.h"
 #include "backend/cuda/dense_launch.h"
 #include "backend/cuda/dense_launchers.h"
@@ -70,7 +71,8 @@ static void dense_stream_destroy(pkv_executor *executor, void *stream) {
 
 static pkv_status dense_graph_begin(pkv_executor *executor, void *stream, pkv_error *err) {
   (void)executor;
-  PKV_CUDA(err, cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeThreadLocal));
+  /* Relaxed: a rank's graph is made while other ranks' streams still capture. */
+  PKV_CUDA(err, cudaStreamBeginCapture((cudaStream_t)stream, cudaStreamCaptureModeRelaxed));
   return PKV_OK;
 }
 
@@ -124,6 +126,14 @@ static size_t dense_weight_bytes(const pkv_weight *w) {
   return (size_t)w->n * (size_t)w->row_bytes;
 }
 
+/* Rows of the host's matrix to where they lie without gaps. */
+static cudaError_t copy_rows(void *to, int64_t row_bytes, const pkv_weight *host, int64_t row,
+                             int64_t rows) {
+  return cudaMemcpy2D(to, (size_t)row_bytes, (const char *)host->data + row * host->row_bytes,
+                      (size_t)host->row_bytes, (size_t)row_bytes, (size_t)rows,
+                      cudaMemcpyHostToDevice);
+}
+
 /* Rows of a file through `raw` into their places. */
 static pkv_status pack_rows(void *to, void *raw, int64_t at_once, const pkv_weight *w,
                             int64_t first, const pkv_weight *host, pkv_error *err) {
@@ -131,8 +141,8 @@ static pkv_status pack_rows(void *to, void *raw, int64_t at_once, const pkv_weig
     pkv_weight some = *host;
     some.n = host->n - row < at_once ? host->n - row : at_once;
     some.data = raw;
-    PKV_CUDA(err, cudaMemcpy(raw, (const char *)host->data + row * host->row_bytes,
-                             (size_t)some.n * (size_t)host->row_bytes, cudaMemcpyHostToDevice));
+    some.row_bytes = w->row_bytes;
+    PKV_CUDA(err, copy_rows(raw, w->row_bytes, host, row, some.n));
     PKV_CUDA(err, pkv_dense_launch_pack(to, &some, w->n, first + row, NULL));
     PKV_CUDA(err, cudaStreamSynchronize(NULL));
   }
@@ -142,11 +152,11 @@ static pkv_status pack_rows(void *to, void *raw, int64_t at_once, const pkv_weig
 static pkv_status pack_quantised(void *to, const pkv_weight *w, int64_t first,
                                  const pkv_weight *host, pkv_error *err) {
   void *raw = NULL;
-  const int64_t most = (int64_t)(RAW / (size_t)host->row_bytes);
+  const int64_t most = (int64_t)(RAW / (size_t)w->row_bytes);
   const int64_t at_once = most > host->n ? host->n : most;
   PKV_CHECK(err, at_once > 0, PKV_E_LIMIT, "rows of %lld bytes are too long",
-            (long long)host->row_bytes);
-  PKV_CUDA(err, cudaMalloc(&raw, (size_t)at_once * (size_t)host->row_bytes));
+            (long long)w->row_bytes);
+  PKV_CUDA(err, cudaMalloc(&raw, (size_t)at_once * (size_t)w->row_bytes));
   const pkv_status status = pack_rows(to, raw, at_once, w, first, host, err);
   if (cudaFree(raw) != cudaSuccess) (void)cudaGetLastError();
   return status;
@@ -160,17 +170,14 @@ static pkv_status dense_weight_pack(pkv_executor *executor, const pkv_weight *w,
   PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
   memcpy(&to, &w->data, sizeof to);
   if (is_packed(w)) return pack_quantised(to, w, first, host, err);
-  PKV_CUDA(err, cudaMemcpy(to + first * w->row_bytes, host->data,
-                           (size_t)host->n * (size_t)host->row_bytes, cudaMemcpyHostToDevice));
+  PKV_CUDA(err, copy_rows(to + first * w->row_bytes, w->row_bytes, host, 0, host->n));
   return PKV_OK;
 }
 
-static pkv_status dense_weight_random(pkv_executor *executor, void *data, pkv_dtype act,
-                                      int64_t count, uint64_t seed, float scale, void *stream,
-                                      pkv_error *err) {
-  return pkv_cuda_launched(
-      executor, pkv_dense_launch_random(data, act, count, seed, scale, (cudaStream_t)stream),
-      "dense_random", (cudaStream_t)stream, err);
+static pkv_status dense_weight_random(pkv_executor *executor, const pkv_dense_random_params *p,
+                                      void *stream, pkv_error *err) {
+  return pkv_cuda_launched(executor, pkv_dense_launch_random(p, (cudaStream_t)stream),
+                           "dense_random", (cudaStream_t)stream, err);
 }
 
 /* ---- a step ---- */
@@ -273,6 +280,11 @@ static pkv_status dense_sample(pkv_executor *executor, const pkv_dense_sample_pa
                            "dense_sample", (cudaStream_t)stream, err);
 }
 
+static pkv_status dense_select(pkv_executor *executor, pkv_error *err) {
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
+  return PKV_OK;
+}
+
 const pkv_dense_ops pkv_cuda_dense_ops = {
     .prepare = dense_prepare,
     .free_bytes = dense_free_bytes,
@@ -297,4 +309,11 @@ const pkv_dense_ops pkv_cuda_dense_ops = {
     .samples = dense_samples,
     .sample_bytes = dense_sample_bytes,
     .sample = dense_sample,
+    .select = dense_select,
+    .group_reaches = pkv_cuda_group_reaches,
+    .group_create = pkv_cuda_group_create,
+    .group_destroy = pkv_cuda_group_destroy,
+    .group_norm = pkv_cuda_group_norm,
+    .group_gather = pkv_cuda_group_gather,
+    .group_wait = pkv_cuda_group_wait,
 };

@@ -420,14 +420,16 @@ static const pkv_device_ops cuda_device_ops = {
 
 static const pkv_backend_ops cuda_ops = {"cuda"};
 
-pkv_status pkv_cuda_executor_init(pkv_executor *executor, const pkv_executor_options *options,
-                                  pkv_error *err) {
+pkv_status pkv_cuda_executor_init(pkv_executor *executor, int32_t index, pkv_error *err) {
   int count = 0;
   cudaDeviceProp properties;
-  (void)options;
   PKV_CUDA(err, cudaGetDeviceCount(&count));
   PKV_CHECK(err, count > 0, PKV_E_UNSUPPORTED, "no CUDA device");
-  int device = 0;
+  int device = index;
+  PKV_CHECK(err, index < count, PKV_E_UNSUPPORTED,
+            "device %d is asked for, this process sees %d (CUDA_VISIBLE_DEVICES may hide others)",
+            index, count);
+  if (index >= 0) PKV_CUDA(err, cudaSetDevice(index));
   PKV_CUDA(err, cudaGetDevice(&device));
   PKV_CUDA(err, cudaGetDeviceProperties(&properties, device));
   PKV_CHECK(err, properties.major >= 8, PKV_E_UNSUPPORTED,

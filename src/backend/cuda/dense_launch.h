@@ -23,8 +23,7 @@ cudaError_t pkv_dense_launch_rope(const pkv_dense_rope_params *p, int32_t depend
 /* y[m, n / 2] = f(from[m, first half of n]) * from[m, second half]. */
 cudaError_t pkv_dense_launch_gate(const pkv_dense_matmul_params *p, int32_t dependent,
                                   cudaStream_t stream);
-cudaError_t pkv_dense_launch_random(void *data, pkv_dtype act, int64_t count, uint64_t seed,
-                                    float scale, cudaStream_t stream);
+cudaError_t pkv_dense_launch_random(const pkv_dense_random_params *p, cudaStream_t stream);
 cudaError_t pkv_dense_launch_argmax(const pkv_dense_sample_params *p, int32_t dependent,
                                     cudaStream_t stream);
 

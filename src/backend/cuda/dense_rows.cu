@@ -70,23 +70,23 @@ extern "C" cudaError_t pkv_dense_launch_gate(const pkv_dense_matmul_params *p, i
 }
 
 static __global__ void __launch_bounds__(THREADS)
-    dense_random(void *data, pkv_dtype act, int64_t count, uint64_t seed, float scale) {
-  const int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN;
+    dense_random(const __grid_constant__ pkv_dense_random_params p) {
+  const int64_t first = ((int64_t)blockIdx.x * THREADS + threadIdx.x) * RUN, count = p.n * p.k;
   for (int64_t i = first; i < first + RUN && i < count; ++i) {
-    const float x = pkv_random_weight(seed, (uint64_t)i, scale);
-    if (act == PKV_DTYPE_F16)
-      ((__half *)data)[i] = __float2half_rn(x);
+    const int64_t number = p.first + i / p.k * p.stride + i % p.k;
+    const float x = pkv_random_weight(p.seed, (uint64_t)number, p.deviation);
+    if (p.act == PKV_DTYPE_F16)
+      ((__half *)p.data)[i] = __float2half_rn(x);
     else
-      ((__nv_bfloat16 *)data)[i] = __float2bfloat16_rn(x);
+      ((__nv_bfloat16 *)p.data)[i] = __float2bfloat16_rn(x);
   }
 }
 
-extern "C" cudaError_t pkv_dense_launch_random(void *data, pkv_dtype act, int64_t count,
-                                               uint64_t seed, float scale, cudaStream_t stream) {
+extern "C" cudaError_t pkv_dense_launch_random(const pkv_dense_random_params *p,
+                                               cudaStream_t stream) {
+  const int64_t count = p->n * p->k, a_cta = THREADS * RUN;
   if (count == 0) return cudaSuccess;
-  const int64_t a_cta = THREADS * RUN;
-  const unsigned grid = (unsigned)((count + a_cta - 1) / a_cta);
-  dense_random<<<grid, THREADS, 0, stream>>>(data, act, count, seed, scale);
+  dense_random<<<(unsigned)((count + a_cta - 1) / a_cta), THREADS, 0, stream>>>(*p);
   return cudaGetLastError();
 }
 
