@@ -39,7 +39,8 @@ pkv_status __wrap_pkv_engine_create(pkv_engine **out, const pkv_model *model,
 /* In the engine's thread, which makes all the device's calls. */
 pkv_status __wrap_pkv_engine_create(pkv_engine **out, const pkv_model *model,
                                     const pkv_engine_options *options, pkv_error *err) {
-  const pkv_status status = pkv_engine_create_on(out, model, fake_device_create(), options, err);
+  pkv_executor *const executor = fake_device_create();
+  const pkv_status status = pkv_engine_create_on(out, model, &executor, 1, options, err);
   fake_device_state.fail_at = fake_device_state.calls + GOOD_CALLS;
   fake_device_state.fail_on = true;
   return status;
