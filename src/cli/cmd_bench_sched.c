@@ -396,8 +396,7 @@ const pkv_command pkv_command_bench_sched = {
         "measured before you believe it. Traces: Mooncake's JSON lines, "
         "Azure's CSV, or prompt_len,decode_len,arrival (ms). A profile is a JSON object: name, "
         "read_tb_s, read_us, l2_mb, l2_tb_s, step_us, gemm_tflops, attention_tflops, cache_gb, "
-        "and "
-        "row_us, overlap, parts, spread where they are known.",
+        "and row_us, overlap, parts, spread where they are known.",
     .options = options_table,
     .option_count = (int)(sizeof options_table / sizeof *options_table),
     .options_bytes = sizeof(bench_sched_options),
