@@ -94,7 +94,7 @@ static double held(const sched_device *d, const sched_shape *s, const sched_load
   if (load->held >= 0) return load->held;
   if (shared <= d->l2_mb * 1e6) return 1;
   const double c = d->l2_mb * 1e6 / shared;
-  if (!(d->parts > 0)) return c;
+  if (!(d->parts >= 1)) return c;
   return load->rows * s->kv_heads <= d->parts ? 1 : c * (1 - log(c));
 }
 

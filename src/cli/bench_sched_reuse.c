@@ -25,8 +25,8 @@ struct sched_reuse {
   reuse_row *row;        /* [ROWS] */
   reuse_read *place;     /* [SCHED_REUSE_READS / heads] */
   reuse_read *read;      /* [SCHED_REUSE_READS] */
-  double *gaps, *ends;   /* [SCHED_REUSE_READS], [2 * SCHED_REUSE_READS]: waits between two reads of
-                            a place; before the first and behind the last */
+  double *gaps, *ends; /* [SCHED_REUSE_READS]: waits between two reads of a place; before the first
+                            and behind the last, of places that are read twice or more */
 };
 
 pkv_status sched_reuse_init(sched_reuse **out, int32_t parts, int32_t heads, double spread,
@@ -41,7 +41,7 @@ pkv_status sched_reuse_init(sched_reuse **out, int32_t parts, int32_t heads, dou
   r->place = sched_alloc(SCHED_REUSE_READS, sizeof *r->place);
   r->read = sched_alloc(SCHED_REUSE_READS, sizeof *r->read);
   r->gaps = sched_alloc(SCHED_REUSE_READS, sizeof *r->gaps);
-  r->ends = sched_alloc(2 * SCHED_REUSE_READS, sizeof *r->ends);
+  r->ends = sched_alloc(SCHED_REUSE_READS, sizeof *r->ends);
   PKV_CHECK(err, r->row && r->place && r->read && r->gaps && r->ends, PKV_E_NOMEM,
             "no memory for the walk over a plan");
   return PKV_OK;
@@ -53,7 +53,7 @@ void sched_reuse_free(sched_reuse *r) {
   sched_free(r->place, SCHED_REUSE_READS, sizeof *r->place);
   sched_free(r->read, SCHED_REUSE_READS, sizeof *r->read);
   sched_free(r->gaps, SCHED_REUSE_READS, sizeof *r->gaps);
-  sched_free(r->ends, 2 * SCHED_REUSE_READS, sizeof *r->ends);
+  sched_free(r->ends, SCHED_REUSE_READS, sizeof *r->ends);
   sched_free(r, 1, sizeof *r);
 }
 

@@ -298,7 +298,7 @@ static pkv_status run_simulation(bench_sched *b, pkv_error *err) {
   (void)printf("Simulated: %s, %s. Of profile h200 attention is fitted, of others nothing is.\n",
                device.name, setup.shape->name);
   pkv_status status = PKV_OK;
-  if (device.parts > 0)
+  if (device.parts >= 1)
     status = sched_reuse_init(&setup.reuse, (int32_t)device.parts, setup.shape->kv_heads,
                               device.spread, err);
   const int32_t works = o->trace != NULL ? 1 : b->groups.count;

@@ -179,12 +179,18 @@ class Simulation(Sched):
         args = ("--simulate", "--profile", profile, "-n", "256", "-g", "8", "--prefix", "2048",
                 "--decode", "20", "--order", "fcfs", "--route", "ordinary")
         seconds = []
-        for l2_mb in (1e-3, 10, 30, 200):
+
+        def simulate(**more):
             with open(profile, "w", encoding="utf-8") as file:
-                json.dump({**device, "l2_mb": l2_mb}, file)
-            seconds.append(float(self.rows(*args)[0]["seconds"]))
+                json.dump({**device, **more}, file)
+            return float(self.rows(*args)[0]["seconds"])
+
+        for l2_mb in (1e-3, 10, 30, 200):
+            seconds.append(simulate(l2_mb=l2_mb))
         self.assertEqual(seconds, sorted(seconds, reverse=True))
         self.assertGreater(seconds[0], 1.5 * seconds[-1])
+        # Less than one part is none: what L2 holds is estimated.
+        self.assertEqual(simulate(l2_mb=10, parts=0.5), simulate(l2_mb=10, parts=0))
 
     def test_traces(self):
         path = os.path.join(self.folder.name, "trace")
