@@ -19,6 +19,10 @@ static const char *const exit_codes[][2] = {
 static const char *const environment[][2] = {
     {"PKV_LOG", "error, warn, info or debug: the log goes to stderr"},
     {"PKV_CPU", "reference, scalar, avx2, avx512 or neon: forces an instruction set"},
+    {"PKV_CUDA_CHECK", "1: a GPU is waited for and checked after each launch; not of several GPUs"},
+    {"PKV_CUDA_SUM",
+     "nccl: several GPUs add up by NCCL also where they reach each other's memory. NCCL's own "
+     "variables are the user's: where NVLink multicast must stay off, NCCL_NVLS_ENABLE=0"},
     {"PKV_SERVE_NAME", "option --name of pkv serve, for each of them: PKV_SERVE_API_KEYS, ..."},
 };
 #define COUNT(array) (sizeof(array) / sizeof *(array))
