@@ -525,6 +525,17 @@ static pkv_status read_batch(pkv_device_forward *f, pkv_device_pass *pass,
   return PKV_OK;
 }
 
+/* One right after the other: a rank whose graph runs alone waits for the others in vain. */
+static pkv_status launch_graphs(pkv_device_forward *f, int32_t index, bool shared, pkv_error *err) {
+  for (int32_t r = 0; r < f->rank_count; r++) {
+    pkv_device_forward *const rank = f->ranks[r];
+    PKV_TRY(pkv_device_rank_select(rank, err));
+    PKV_TRY(rank->executor->dense->graph_launch(rank->executor, rank->graphs[index].graph[shared],
+                                                rank->stream, err));
+  }
+  return PKV_OK;
+}
+
 static pkv_status launch(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {
   const int32_t index = graph_of(f, pass);
   for (int32_t r = 0; r < f->rank_count; r++) {
@@ -532,11 +543,9 @@ static pkv_status launch(pkv_device_forward *f, const pkv_device_pass *pass, pkv
     if (index >= 0) pad_inputs(rank, pass->tokens, rank->graphs[index].rows, pass->logit_count);
     PKV_TRY(pkv_device_rank_select(rank, err));
     PKV_TRY(send_inputs(rank, err));
-    if (index >= 0)
-      PKV_TRY(rank->executor->dense->graph_launch(
-          rank->executor, rank->graphs[index].graph[pass->shared], rank->stream, err));
   }
-  return index >= 0 ? PKV_OK : pkv_device_pass_run(f, pass, err);
+  return index >= 0 ? launch_graphs(f, index, pass->shared, err)
+                    : pkv_device_pass_run(f, pass, err);
 }
 
 static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_error *err) {
@@ -546,6 +555,8 @@ static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_e
   if (b->logit_count > 0)
     PKV_TRY(ops->copy(f->executor, f->host_sampled, f->sampled,
                       (size_t)b->logit_count * sizeof *f->sampled, f->stream, err));
+  /* A copy to memory that is not pinned waits for the stream, whatever that waits for. */
+  if (f->group && b->logits) PKV_TRY(synchronize_all(f, err));
   /* One transfer, where rows lie as close as the host has them. */
   const int64_t at_once = f->logit_stride == vocab ? b->logit_count : 1;
   for (int64_t i = 0; b->logits && i < b->logit_count; i += at_once)
@@ -563,6 +574,8 @@ pkv_status pkv_device_forward_run(pkv_device_forward *f, const pkv_forward_batch
   PKV_TRY(pkv_batch_check_counts(batch, f->options.max_tokens, f->options.max_logits, err));
   PKV_TRY(pkv_batch_check_tokens(batch, f->model->hp.vocab, f->options.max_seq_len, "max_seq_len",
                                  err));
+  /* Behind a pass that failed half-way sums may still be read, or a rank may be lost. */
+  if (f->group) PKV_TRY(synchronize_all(f, err));
   for (int32_t r = 0; r < f->rank_count; r++)
     PKV_TRY(read_batch(f->ranks[r], &pass, batch, err));
   PKV_TRY(launch(f, &pass, err));

@@ -290,14 +290,14 @@ static pkv_status run_head(pkv_device_forward *f, float *logits, int32_t rows, p
 
 static pkv_status run_heads(pkv_device_forward *f, int32_t rows, pkv_error *err) {
   void *streams[PKV_MAX_RANKS];
-  int32_t heads = 0;
+  bool apart = false; /* logits that come from another device */
   for (int32_t r = 0; r < f->rank_count; r++) {
     streams[r] = f->ranks[r]->stream;
     if (f->ranks[r]->model->output.n == 0) continue;
     PKV_TRY(run_head(f->ranks[r], f->logits, rows, err));
-    heads++;
+    apart = apart || r > 0;
   }
-  return heads > 1 ? f->executor->dense->group_gather(f->group, streams, err) : PKV_OK;
+  return apart ? f->executor->dense->group_gather(f->group, streams, err) : PKV_OK;
 }
 
 static pkv_status finish(pkv_device_forward *f, const pkv_device_pass *pass, pkv_error *err) {

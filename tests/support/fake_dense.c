@@ -407,9 +407,9 @@ static pkv_status run_group_norm(pkv_executor *executor, const void *params, pkv
   const group_call *c = params;
   const int ranks = c->group->meeting.count;
   const int64_t count = (int64_t)c->p[0].m * c->p[0].n;
-  float *sum = calloc((size_t)count + 1, sizeof *sum);
   PKV_CHECK(err, c->p[0].delta != c->group->before, PKV_E_INTERNAL,
             "sums that others may still read");
+  float *sum = calloc((size_t)count + 1, sizeof *sum);
   c->group->before = c->p[0].delta;
   fake_device_state.sums++;
   for (int r = 0; r < ranks; r++)
@@ -458,9 +458,13 @@ static pkv_status fake_group_gather(void *group, void *const *streams, pkv_error
 }
 
 static pkv_status fake_group_wait(void *group, void *const *streams, pkv_error *err) {
-  (void)group;
+  fake_group *const g = group;
   (void)streams;
-  return fake_counted("group_wait", err);
+  PKV_TRY(fake_counted("group_wait", err));
+  for (int r = 0; r < g->meeting.count; r++)
+    PKV_CHECK(err, !g->meeting.graph[r], PKV_E_DEVICE, "rank %d waits for others in vain", r);
+  g->before = NULL; /* nobody reads any more */
+  return PKV_OK;
 }
 
 static size_t fake_sample_bytes(int32_t m, int32_t vocab) {

@@ -32,6 +32,13 @@ static unsigned char *bytes;
 static int32_t prompts[REQUESTS][PROMPT];
 static drive_answer on_cpu[REQUESTS], on_device[REQUESTS];
 
+static void draw_prompts(int32_t vocab) {
+  for (int i = 0; i < REQUESTS; i++) {
+    drive_prompt(prompts[i], PROMPT, vocab, 77 + (uint64_t)i);
+    if (i % 3 != 0) memcpy(prompts[i], prompts[i / 3 * 3], 40 * sizeof(int32_t));
+  }
+}
+
 static int open_model(void **state) {
   (void)state;
   small_llama t = SMALL_LLAMA_INIT;
@@ -44,10 +51,7 @@ static int open_model(void **state) {
   t.layers = 3;
   bytes = small_llama_bytes(&t, &size);
   if (pkv_model_open_memory(&model, bytes, size, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
-  for (int i = 0; i < REQUESTS; i++) {
-    drive_prompt(prompts[i], PROMPT, VOCAB, 77 + (uint64_t)i);
-    if (i % 3 != 0) memcpy(prompts[i], prompts[i / 3 * 3], 40 * sizeof(int32_t));
-  }
+  draw_prompts(VOCAB);
   return 0;
 }
 
@@ -264,6 +268,27 @@ static void test_ranks_random(void **state) {
   random_texts(random, 2, on_device);
   same_texts();
   pkv_model_close(random);
+}
+
+/* A vocabulary so small that the second rank has the whole head: the first still waits for it. */
+static void test_ranks_small_vocabulary(void **state) {
+  (void)state;
+  pkv_model *const saved = model;
+  small_llama t = SMALL_LLAMA_INIT;
+  size_t size = 0;
+  pkv_error err = {0};
+  t.context = 256;
+  t.vocab = 64;
+  t.head_dim = 64;
+  unsigned char *const file = small_llama_bytes(&t, &size);
+  drive_ok(pkv_model_open_memory(&model, file, size, NULL, &err), &err, "open");
+  draw_prompts(t.vocab);
+  run_cpu(0.0f);
+  same_by_ranks(2, 1, 0);
+  draw_prompts(VOCAB);
+  pkv_model_close(model);
+  gguf_build_drop(file);
+  model = saved;
 }
 
 static void test_ranks_refused(void **state) {
@@ -661,6 +686,64 @@ static void step_through_failures(pkv_engine *engine) {
   }
 }
 
+static pkv_engine *two_ranks(void) {
+  pkv_engine_options o = device_options();
+  pkv_engine *engine = NULL;
+  pkv_error err = {0};
+  pkv_executor *const executors[] = {fake_device_create(), fake_device_another()};
+  o.tensor_parallel = 2;
+  drive_ok(pkv_engine_create_on(&engine, model, executors, 2, &o, &err), &err, "create");
+  return engine;
+}
+
+/* The call that fails is number `at` of the steps; 1: the group was lost. */
+static int one_step_fails(int at, const drive_answer *right) {
+  static drive_answer answer;
+  pkv_engine *const engine = two_ranks();
+  pkv_error err = {0};
+  size_t count = 0;
+  int lost = 0;
+  submit_first(engine, &answer);
+  const int before = fake_device_state.calls;
+  fake_device_state.fail_at = before + at;
+  pkv_status status = PKV_OK;
+  while (status == PKV_OK && pkv_engine_pending(engine) > 0)
+    status = drive_try_step(&count, engine, &err);
+  assert_int_equal(status, fake_device_state.calls >= before + at ? PKV_E_DEVICE : PKV_OK);
+  if (status != PKV_OK) status = drive_try_step(&count, engine, &err);
+  if (status == PKV_OK) {
+    (void)drive_all(engine, 1000);
+    drive_equal(right, &answer, "after a failure");
+  } else {
+    /* The graph of one rank runs alone: every step says so. */
+    for (int i = 0; i < 3; i++) {
+      assert_int_equal(drive_try_step(&count, engine, &err), PKV_E_DEVICE);
+      assert_non_null(strstr(err.text, "in vain"));
+    }
+    lost = 1;
+  }
+  pkv_engine_destroy(engine);
+  assert_int_equal(fake_device_state.live, 0);
+  return lost;
+}
+
+/* Each call of the steps of two ranks that can fail: the step can be tried again, sums in their
+   places included, unless one rank has a graph that the other never got. */
+static void test_ranks_failing_steps(void **state) {
+  static drive_answer right;
+  (void)state;
+  pkv_engine *const engine = two_ranks();
+  const int before = fake_device_state.calls;
+  submit_first(engine, &right);
+  (void)drive_all(engine, 1000);
+  const int calls = fake_device_state.calls - before;
+  drive_finish(engine);
+  int lost = 0;
+  for (int at = 1; at <= calls; at++)
+    lost += one_step_fails(at, &right);
+  assert_true(calls > 100 && lost > 0 && lost < calls / 10);
+}
+
 static int stride = 16;
 
 /* An engine's whole life with each call of the device failing, once or from then on: an engine is
@@ -713,16 +796,26 @@ static void test_calls_of_a_life(void **state) {
 int main(int argc, char **argv) {
   (void)argv;
   if (argc > 1) stride = 1;
-  const struct CMUnitTest tests[] = {
-      cmocka_unit_test(test_same_text),       cmocka_unit_test(test_same_samples),
-      cmocka_unit_test(test_prefill),         cmocka_unit_test(test_preempted),
-      cmocka_unit_test(test_forks),           cmocka_unit_test(test_refused),
-      cmocka_unit_test(test_packed),          cmocka_unit_test(test_not_finite),
-      cmocka_unit_test(test_lost_copy),       cmocka_unit_test(test_small_device),
-      cmocka_unit_test(test_failures),        cmocka_unit_test(test_failing_steps),
-      cmocka_unit_test(test_calls_of_a_life), cmocka_unit_test(test_large_vocabulary),
-      cmocka_unit_test(test_ranks),           cmocka_unit_test(test_ranks_packed),
-      cmocka_unit_test(test_ranks_random),    cmocka_unit_test(test_ranks_refused),
-      cmocka_unit_test(test_ranks_failures)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(test_same_text),
+                                     cmocka_unit_test(test_same_samples),
+                                     cmocka_unit_test(test_prefill),
+                                     cmocka_unit_test(test_preempted),
+                                     cmocka_unit_test(test_forks),
+                                     cmocka_unit_test(test_refused),
+                                     cmocka_unit_test(test_packed),
+                                     cmocka_unit_test(test_not_finite),
+                                     cmocka_unit_test(test_lost_copy),
+                                     cmocka_unit_test(test_small_device),
+                                     cmocka_unit_test(test_failures),
+                                     cmocka_unit_test(test_failing_steps),
+                                     cmocka_unit_test(test_calls_of_a_life),
+                                     cmocka_unit_test(test_large_vocabulary),
+                                     cmocka_unit_test(test_ranks),
+                                     cmocka_unit_test(test_ranks_packed),
+                                     cmocka_unit_test(test_ranks_random),
+                                     cmocka_unit_test(test_ranks_refused),
+                                     cmocka_unit_test(test_ranks_failures),
+                                     cmocka_unit_test(test_ranks_failing_steps),
+                                     cmocka_unit_test(test_ranks_small_vocabulary)};
   return cmocka_run_group_tests(tests, open_model, close_model);
 }

@@ -13,12 +13,17 @@
 #include "backend/cuda/dense_group.h"
 #include "backend/cuda/dense_launch.h"
 #include "backend/device_ops.h"
+#include "base/clock.h"
 #include "base/env.h"
 
 /* NCCL's own numbers. */
 #define NCCL_SUCCESS 0
 #define NCCL_FLOAT32 7
 #define NCCL_SUM     0
+
+/* Ranks end a pass together. After so long alone a rank waits for work that another never got: a
+   launch failed. NCCL's kernels would wait for ever. */
+#define ALONE_NS 5000000000
 
 typedef struct nccl {
   void *handle;
@@ -57,7 +62,8 @@ static pkv_status load(nccl *lib, pkv_error *err) {
                  {"ncclCommAbort", &lib->abort},      {"ncclGroupStart", &lib->begin},
                  {"ncclGroupEnd", &lib->end},         {"ncclAllReduce", &lib->all_reduce},
                  {"ncclGetErrorString", &lib->text}};
-  lib->handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL);
+  /* It stays loaded: threads of its own may still end when the group does. */
+  lib->handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   const char *why = lib->handle ? NULL : dlerror();
   PKV_CHECK(err, lib->handle, PKV_E_UNSUPPORTED,
             "devices that cannot read each other's memory need NVIDIA's libnccl.so.2 to add up: %s",
@@ -267,23 +273,32 @@ pkv_status pkv_cuda_group_norm(void *opaque, const pkv_dense_norm_params *p, voi
   return g->lib.handle ? norm_by_nccl(g, p, streams, err) : norm_by_peers(g, p, streams, err);
 }
 
+/* How many streams have nothing left to do. */
+static pkv_status count_ended(int32_t *count, group *g, void *const *streams, pkv_error *err) {
+  *count = 0;
+  for (int32_t r = 0; r < g->count; r++) {
+    const cudaError_t e = cudaStreamQuery((cudaStream_t)streams[r]);
+    g->lost = e != cudaSuccess && e != cudaErrorNotReady;
+    if (g->lost) return pkv_cuda_fail(err, e, "cudaStreamQuery");
+    *count += e == cudaSuccess;
+  }
+  (void)cudaGetLastError(); /* that one is not ready is no error */
+  return PKV_OK;
+}
+
 pkv_status pkv_cuda_group_wait(void *opaque, void *const *streams, pkv_error *err) {
   group *const g = opaque;
-  for (int32_t r = 0; r < g->count && !g->lost;) {
-    const cudaError_t e = cudaStreamQuery((cudaStream_t)streams[r]);
-    if (e == cudaSuccess) {
-      r++;
-      continue;
-    }
-    if (e == cudaErrorNotReady) (void)cudaGetLastError();
-    /* Who is behind r may have failed, and r waits for it. */
-    for (int32_t o = r; o < g->count && !g->lost; o++) {
-      const cudaError_t other = cudaStreamQuery((cudaStream_t)streams[o]);
-      g->lost = other != cudaSuccess && other != cudaErrorNotReady;
-      if (g->lost) return pkv_cuda_fail(err, other, "cudaStreamQuery");
-    }
-    (void)cudaGetLastError();
-  }
+  int64_t since = 0;
   PKV_CHECK(err, !g->lost, PKV_E_DEVICE, "a device of the group has failed");
-  return PKV_OK;
+  for (;;) {
+    int32_t ended = 0;
+    PKV_TRY(count_ended(&ended, g, streams, err));
+    if (ended == g->count) return PKV_OK;
+    if (ended == 0) continue;
+    const int64_t now = pkv_clock_ns();
+    if (since == 0) since = now;
+    g->lost = now - since > ALONE_NS;
+    PKV_CHECK(err, !g->lost, PKV_E_DEVICE, "%d of %d devices have ended, the others wait in vain",
+              (int)ended, (int)g->count);
+  }
 }
