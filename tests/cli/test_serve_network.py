@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients that mean ill, or do not know better: what they cost the server, and the others."""
 import os
+import re
 import resource
 import sys
 import time
@@ -46,7 +47,11 @@ class Network(unittest.TestCase):
         self.assertEqual(self.server.request("GET", "/health")[0], 200)
         self.assertLess(memory_kib(self.server) - self.before, FLAT_KIB + self.connected * EACH_KIB)
         self.server.wait_for(lambda m: m["http_connections"] == 1, "all are closed")
-        self.assertEqual(self.server.end(), (0, ""))
+        status, bad = self.server.end()
+        # Of a full pipe the server drops lines and says how many: on a busy machine the test reads
+        # too late when thousands of connections end at once.
+        bad = re.sub(r"[^\n]* lines were not written[^\n]*\n", "", bad)
+        self.assertEqual((status, bad), (0, ""))
 
     def say(self, *parts):
         """What is answered; a server that has enough may close before it has all."""
