@@ -68,6 +68,7 @@ void *pkv_http_begin(void *user, const char *uri, struct MHD_Connection *http) {
   (void)user;
   (void)uri;
   if (connection == NULL) return NULL;
+  pkv_http_forget(connection);
   pkv_http_owes(connection, PKV_OWED_HEADER);
   pkv_exchange *const exchange = pkv_alloc_zeroed(&a, 1, sizeof *exchange);
   if (exchange == NULL) return NULL;
@@ -126,16 +127,10 @@ static void tell_access(const pkv_exchange *x, bool complete) {
   o->access(o->user, &access);
 }
 
-void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
-                  enum MHD_RequestTerminationCode why) {
+static void end_exchange(pkv_exchange *x, bool complete) {
   const pkv_allocator a = pkv_allocator_default();
-  pkv_exchange *const x = *slot;
-  (void)user;
-  (void)http;
-  *slot = NULL;
-  if (x == NULL) return;
   pkv_http_release_jobs(x);
-  tell_access(x, why == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+  tell_access(x, complete);
   x->connection->exchange = NULL;
   pkv_http_owes(x->connection, PKV_OWED_NEXT);
   pkv_http_free_request(x);
@@ -147,6 +142,19 @@ void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
   pkv_free(&a, x->told, (size_t)x->choice_count * sizeof *x->told);
   pkv_free(&a, x->states, (size_t)x->choice_count * sizeof *x->states);
   pkv_free(&a, x, sizeof *x);
+}
+
+void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
+                  enum MHD_RequestTerminationCode why) {
+  pkv_exchange *const x = *slot;
+  (void)user;
+  (void)http;
+  *slot = NULL;
+  if (x != NULL) end_exchange(x, why == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+}
+
+void pkv_http_forget(pkv_connection *connection) {
+  if (connection->exchange != NULL) end_exchange(connection->exchange, false);
 }
 
 /* --- answers ------------------------------------------------------------------------------- */

@@ -141,6 +141,9 @@ enum MHD_Result pkv_http_request(void *user, struct MHD_Connection *http, const 
                                  size_t *data_size, void **slot);
 void pkv_http_end(void *user, struct MHD_Connection *http, void **slot,
                   enum MHD_RequestTerminationCode why);
+/* Ends the exchange of a connection, if one is left: libmicrohttpd tells of no end where its own
+ * memory did not do for the rest of the head. */
+void pkv_http_forget(pkv_connection *connection);
 
 /* Lets a suspended exchange go on when there is something for it. */
 void pkv_exchange_poke(pkv_exchange *exchange);

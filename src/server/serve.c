@@ -66,6 +66,7 @@ static void open_connection(pkv_server *server, struct MHD_Connection *http, voi
 static void close_connection(pkv_server *server, pkv_connection *c) {
   const pkv_allocator a = pkv_allocator_default();
   (void)epoll_ctl(server->poll_fd, EPOLL_CTL_DEL, c->fd, NULL);
+  pkv_http_forget(c);
   *c->at = c->next;
   if (c->next != NULL) c->next->at = c->at;
   server->counters.connections--;
