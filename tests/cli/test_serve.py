@@ -245,7 +245,11 @@ class Serve(ServerCase):
             link.recv(100)
             slots = json.loads(self.server.request("GET", "/slots")[2])
             self.assertEqual([s["is_processing"] for s in slots], [True] + [False] * 31)
-            state = json.loads(self.server.request("GET", "/dashboard/state")[2])
+            # An answer begins before the engine has taken its prompt, which then is in the tree.
+            limit = time.monotonic() + LIMIT_S
+            state = {"tree": []}
+            while not state["tree"] and time.monotonic() < limit:
+                state = json.loads(self.server.request("GET", "/dashboard/state")[2])
             self.assertEqual((state["phase"], state["live"], len(state["tree"])), ("ready", 1, 1))
         page = self.server.request("GET", "/")
         self.assertIn("default-src 'none'", page[1]["Content-Security-Policy"])
