@@ -13,10 +13,9 @@
  * A rank that does not come within WAIT_NS ends the launch with a trap: the process hears of it.
  * Bytes a row: 4 n of each other rank over the link, 12 n and 2 n here. 128 bytes of shared memory.
  */
-#include "backend/cuda/dense_common.cuh"
 #include "backend/cuda/dense_group.h"
+#include "backend/cuda/dense_quads.cuh"
 
-#define QUADS   4 /* float4s of a thread, at most */
 #define WAIT_NS 5000000000ull
 
 /* Once more; what the count is now is known there alone, which spares a wait here. */
@@ -51,22 +50,6 @@ static __device__ __forceinline__ void meet(const pkv_dense_group_params &p) {
   if (threadIdx.x == 0) p.met[cta]++;
 }
 
-static __device__ __forceinline__ float squares(float4 v) {
-  return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-}
-
-static __device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-static __device__ __forceinline__ float4 times(float4 a, float4 w, float scale) {
-  return make_float4(a.x * scale * w.x, a.y * scale * w.y, a.z * scale * w.z, a.w * scale * w.w);
-}
-
-static __device__ __forceinline__ float4 quad_at(const float *row, int at) {
-  return *(const float4 *)(row + at);
-}
-
 /* The ranks' sums of a row's columns. Loads come first: those over the link overlap. */
 static __device__ __forceinline__ float4 summed(const pkv_dense_group_params &p, int64_t at) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f), part[PKV_DENSE_GROUP_RANKS];
@@ -85,34 +68,25 @@ static __device__ __forceinline__ void norm_row(const pkv_dense_group_params &g,
   float4 x[QUADS], d[QUADS];
   float sum = 0.0f;
 #pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-    const int column = 4 * (q * (int)blockDim.x + (int)threadIdx.x);
-    if (column >= p.n) continue;
-    d[q] = summed(g, row * p.n + column);
-    x[q] = quad_at(p.x + row * p.n, column);
-    if (p.bias) x[q] = plus(x[q], quad_at(p.bias, column));
-    sum += squares(d[q]);
-  }
-  const float by = p.delta_weight ? rsqrtf(dense_cta_sum(sum, shared) / (float)p.n + p.eps) : 1.0f;
+  for (int q = 0; q < QUADS; ++q)
+    if (column(q) < p.n) {
+      d[q] = summed(g, row * p.n + column(q));
+      x[q] = quad_at(p.x + row * p.n, column(q));
+      if (p.bias) x[q] = plus(x[q], quad_at(p.bias, column(q)));
+      sum += squares(d[q]);
+    }
+  const float by = p.delta_weight ? norm_scale(sum, p, shared) : 1.0f;
   sum = 0.0f;
 #pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-    const int column = 4 * (q * (int)blockDim.x + (int)threadIdx.x);
-    if (column >= p.n) continue;
-    x[q] = plus(x[q], p.delta_weight ? times(d[q], quad_at(p.delta_weight, column), by) : d[q]);
-    *(float4 *)(p.x + row * p.n + column) = x[q];
-    sum += squares(x[q]);
-  }
+  for (int q = 0; q < QUADS; ++q)
+    if (column(q) < p.n) {
+      x[q] =
+          plus(x[q], p.delta_weight ? times(d[q], quad_at(p.delta_weight, column(q)), by) : d[q]);
+      *(float4 *)(p.x + row * p.n + column(q)) = x[q];
+      sum += squares(x[q]);
+    }
   if (!p.weight) return;
-  const float scale = rsqrtf(dense_cta_sum(sum, shared) / (float)p.n + p.eps);
-#pragma unroll
-  for (int q = 0; q < QUADS; ++q) {
-    const int column = 4 * (q * (int)blockDim.x + (int)threadIdx.x);
-    if (column >= p.n) continue;
-    const float4 y = times(x[q], quad_at(p.weight, column), scale);
-    dense_store2(p.y, row * p.n + column, make_float2(y.x, y.y), p.act);
-    dense_store2(p.y, row * p.n + column + 2, make_float2(y.z, y.w), p.act);
-  }
+  write_normed(p, row, x, norm_scale(sum, p, shared));
 }
 
 static __global__ void __launch_bounds__(1024)
@@ -138,12 +112,10 @@ extern "C" cudaError_t pkv_dense_launch_meet(const pkv_dense_group_params *p, cu
 
 extern "C" cudaError_t pkv_dense_launch_group_norm(const pkv_dense_group_params *p, int32_t ctas,
                                                    int32_t dependent, cudaStream_t stream) {
-  const int quads = p->norm.n / 4, most = p->norm.n > 8192 ? 1024 : 512;
-  const int threads = quads >= most ? most : (quads + 31) / 32 * 32;
   const unsigned grid = (unsigned)(p->norm.m < ctas ? p->norm.m : ctas);
   pkv_dense_group_params copy = *p;
   void *arguments[] = {&copy};
   if (p->norm.m == 0) return cudaSuccess;
-  return pkv_cuda_launch_kernel((const void *)dense_group_norm, dim3(grid), (unsigned)threads, 0,
-                                dependent != 0, arguments, stream);
+  return pkv_cuda_launch_kernel((const void *)dense_group_norm, dim3(grid), quad_threads(p->norm.n),
+                                0, dependent != 0, arguments, stream);
 }

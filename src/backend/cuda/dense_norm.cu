@@ -6,30 +6,7 @@
  * row of x is read once. Bytes a row: 4 n read, 2 n written; with delta 8 n read and 6 n written.
  * 128 bytes of shared memory.
  */
-#include "backend/cuda/dense_common.cuh"
-
-#define QUADS 4 /* float4s of a thread, at most */
-
-/* Columns of its q-th float4. */
-static __device__ __forceinline__ int column(int q) {
-  return 4 * (q * (int)blockDim.x + (int)threadIdx.x);
-}
-
-static __device__ __forceinline__ float4 quad_at(const float *row, int at) {
-  return *(const float4 *)(row + at);
-}
-
-static __device__ __forceinline__ float squares(float4 v) {
-  return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-}
-
-static __device__ __forceinline__ float4 plus(float4 a, float4 b) {
-  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-static __device__ __forceinline__ float4 times(float4 a, float4 w, float scale) {
-  return make_float4(a.x * scale * w.x, a.y * scale * w.y, a.z * scale * w.z, a.w * scale * w.w);
-}
+#include "backend/cuda/dense_quads.cuh"
 
 /* x += delta, or norm(delta) * delta_weight. */
 static __device__ __forceinline__ void add_delta(float4 x[QUADS], const pkv_dense_norm_params &p,
@@ -43,8 +20,7 @@ static __device__ __forceinline__ void add_delta(float4 x[QUADS], const pkv_dens
       d[q] = quad_at(delta, column(q));
       sum += squares(d[q]);
     }
-  const float scale =
-      p.delta_weight ? rsqrtf(dense_cta_sum(sum, shared) / (float)p.n + p.eps) : 1.0f;
+  const float scale = p.delta_weight ? norm_scale(sum, p, shared) : 1.0f;
 #pragma unroll
   for (int q = 0; q < QUADS; ++q)
     if (column(q) < p.n)
@@ -76,24 +52,14 @@ static __global__ void __launch_bounds__(1024)
       sum += squares(x[q]);
     }
   if (!p.weight) return;
-  const float scale = rsqrtf(dense_cta_sum(sum, shared) / (float)p.n + p.eps);
-  const int64_t to = row * p.n;
-#pragma unroll
-  for (int q = 0; q < QUADS; ++q)
-    if (column(q) < p.n) {
-      const float4 y = times(x[q], quad_at(p.weight, column(q)), scale);
-      dense_store2(p.y, to + column(q), make_float2(y.x, y.y), p.act);
-      dense_store2(p.y, to + column(q) + 2, make_float2(y.z, y.w), p.act);
-    }
+  write_normed(p, row, x, norm_scale(sum, p, shared));
 }
 
 extern "C" cudaError_t pkv_dense_launch_norm(const pkv_dense_norm_params *p, int32_t dependent,
                                              cudaStream_t stream) {
   if (p->m == 0) return cudaSuccess;
-  const int quads = p->n / 4, most = p->n > 8192 ? 1024 : 512;
-  const int threads = quads >= most ? most : (quads + 31) / 32 * 32;
   pkv_dense_norm_params copy = *p;
   void *arguments[] = {&copy};
-  return pkv_cuda_launch_kernel((const void *)dense_norm, dim3((unsigned)p->m), (unsigned)threads,
+  return pkv_cuda_launch_kernel((const void *)dense_norm, dim3((unsigned)p->m), quad_threads(p->n),
                                 0, dependent != 0, arguments, stream);
 }
