@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "backend/cuda/cuda_state.h"
+#include "backend/cuda/cuda_symbols.h"
 #include "backend/cuda/dense_group.h"
 #include "backend/cuda/dense_launch.h"
 #include "backend/device_ops.h"
@@ -55,26 +56,19 @@ static int device_of(const group *g, int32_t rank) {
 /* ---- NCCL ---- */
 
 static pkv_status load(nccl *lib, pkv_error *err) {
-  const struct {
-    const char *name;
-    void *to;
-  } symbols[] = {{"ncclCommInitAll", &lib->init_all}, {"ncclCommDestroy", &lib->destroy},
-                 {"ncclCommAbort", &lib->abort},      {"ncclGroupStart", &lib->begin},
-                 {"ncclGroupEnd", &lib->end},         {"ncclAllReduce", &lib->all_reduce},
-                 {"ncclGetErrorString", &lib->text}};
+  const pkv_cuda_symbol symbols[] = {
+      {"ncclCommInitAll", &lib->init_all}, {"ncclCommDestroy", &lib->destroy},
+      {"ncclCommAbort", &lib->abort},      {"ncclGroupStart", &lib->begin},
+      {"ncclGroupEnd", &lib->end},         {"ncclAllReduce", &lib->all_reduce},
+      {"ncclGetErrorString", &lib->text}};
   /* It stays loaded: threads of its own may still end when the group does. */
   lib->handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   const char *why = lib->handle ? NULL : dlerror();
   PKV_CHECK(err, lib->handle, PKV_E_UNSUPPORTED,
             "devices that cannot read each other's memory need NVIDIA's libnccl.so.2 to add up: %s",
             why ? why : "not found");
-  for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
-    void *found = dlsym(lib->handle, symbols[i].name);
-    PKV_CHECK(err, found, PKV_E_UNSUPPORTED, "libnccl.so.2 has no %s: another version is needed",
-              symbols[i].name);
-    memcpy(symbols[i].to, &found, sizeof found);
-  }
-  return PKV_OK;
+  return pkv_cuda_symbols(lib->handle, "libnccl.so.2", symbols, sizeof symbols / sizeof symbols[0],
+                          err);
 }
 
 #define NCCL(err, g, call)                                                                         \

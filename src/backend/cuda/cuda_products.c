@@ -16,6 +16,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "backend/cuda/cuda_symbols.h"
 #include "backend/cuda/dense_launchers.h"
 #include "backend/cuda/dense_pack.h"
 
@@ -94,27 +95,20 @@ static pkv_status open_library(library *lib, pkv_error *err) {
 }
 
 static pkv_status load_library(library *lib, pkv_error *err) {
-  const struct {
-    const char *name;
-    void *to;
-  } symbols[] = {{"cublasLtCreate", &lib->create},
-                 {"cublasLtDestroy", &lib->destroy},
-                 {"cublasLtMatrixLayoutInit_internal", &lib->layout_init},
-                 {"cublasLtMatmulDescInit_internal", &lib->desc_init},
-                 {"cublasLtMatmulDescSetAttribute", &lib->desc_set},
-                 {"cublasLtMatmulPreferenceInit_internal", &lib->preference_init},
-                 {"cublasLtMatmulPreferenceSetAttribute", &lib->preference_set},
-                 {"cublasLtMatmulAlgoGetHeuristic", &lib->heuristic},
-                 {"cublasLtMatmulAlgoCheck", &lib->check},
-                 {"cublasLtMatmul", &lib->matmul}};
+  const pkv_cuda_symbol symbols[] = {
+      {"cublasLtCreate", &lib->create},
+      {"cublasLtDestroy", &lib->destroy},
+      {"cublasLtMatrixLayoutInit_internal", &lib->layout_init},
+      {"cublasLtMatmulDescInit_internal", &lib->desc_init},
+      {"cublasLtMatmulDescSetAttribute", &lib->desc_set},
+      {"cublasLtMatmulPreferenceInit_internal", &lib->preference_init},
+      {"cublasLtMatmulPreferenceSetAttribute", &lib->preference_set},
+      {"cublasLtMatmulAlgoGetHeuristic", &lib->heuristic},
+      {"cublasLtMatmulAlgoCheck", &lib->check},
+      {"cublasLtMatmul", &lib->matmul}};
   PKV_TRY(open_library(lib, err));
-  for (size_t i = 0; i < sizeof symbols / sizeof symbols[0]; i++) {
-    void *found = dlsym(lib->handle, symbols[i].name);
-    PKV_CHECK(err, found, PKV_E_UNSUPPORTED, "libcublasLt has no %s: another version is needed",
-              symbols[i].name);
-    memcpy(symbols[i].to, &found, sizeof found);
-  }
-  return PKV_OK;
+  return pkv_cuda_symbols(lib->handle, "libcublasLt", symbols, sizeof symbols / sizeof symbols[0],
+                          err);
 }
 
 #define LT(err, call, what)                                                                        \
