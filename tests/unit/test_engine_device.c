@@ -62,6 +62,24 @@ static int close_model(void **state) {
   return 0;
 }
 
+/* The model of the tests, until the first one comes back. */
+static pkv_model *first_model;
+static unsigned char *other_bytes;
+
+static void use_other_model(const small_llama *t) {
+  size_t size = 0;
+  pkv_error err = {0};
+  first_model = model;
+  other_bytes = small_llama_bytes(t, &size);
+  drive_ok(pkv_model_open_memory(&model, other_bytes, size, NULL, &err), &err, "open");
+}
+
+static void use_first_model(void) {
+  pkv_model_close(model);
+  gguf_build_drop(other_bytes);
+  model = first_model;
+}
+
 static pkv_engine_options device_options(void) {
   pkv_engine_options o = PKV_ENGINE_OPTIONS_INIT;
   o.threads = 2;
@@ -214,24 +232,18 @@ static void test_ranks(void **state) {
 /* Columns of quantised weights are whole blocks; as they lie in the file, and written out. */
 static void test_ranks_packed(void **state) {
   (void)state;
-  pkv_model *const saved = model;
   small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  pkv_error err = {0};
   t.context = 256;
   t.vocab = VOCAB;
   t.head_dim = 64;
   t.feed_forward = 96; /* three blocks: one rank has two of them */
   t.weight_type = 8;   /* Q8_0 */
   t.v_type = 2;        /* Q4_0 */
-  unsigned char *const file = small_llama_bytes(&t, &size);
-  drive_ok(pkv_model_open_memory(&model, file, size, NULL, &err), &err, "open");
+  use_other_model(&t);
   run_cpu(0.0f);
   same_by_ranks(2, 1, 0);
   same_by_ranks(2, 1, 7);
-  pkv_model_close(model);
-  gguf_build_drop(file);
-  model = saved;
+  use_first_model();
 }
 
 static void random_texts(const pkv_model *of, int32_t ranks, drive_answer *answers) {
@@ -273,22 +285,16 @@ static void test_ranks_random(void **state) {
 /* A vocabulary so small that the second rank has the whole head: the first still waits for it. */
 static void test_ranks_small_vocabulary(void **state) {
   (void)state;
-  pkv_model *const saved = model;
   small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  pkv_error err = {0};
   t.context = 256;
   t.vocab = 64;
   t.head_dim = 64;
-  unsigned char *const file = small_llama_bytes(&t, &size);
-  drive_ok(pkv_model_open_memory(&model, file, size, NULL, &err), &err, "open");
+  use_other_model(&t);
   draw_prompts(t.vocab);
   run_cpu(0.0f);
   same_by_ranks(2, 1, 0);
   draw_prompts(VOCAB);
-  pkv_model_close(model);
-  gguf_build_drop(file);
-  model = saved;
+  use_first_model();
 }
 
 static void test_ranks_refused(void **state) {
@@ -408,17 +414,15 @@ static void keeps_room(const size_t written[2]) {
 /* Quantised weights that stay so on the device, with another type for v; or written out there. */
 static void test_packed(void **state) {
   (void)state;
-  pkv_model *const saved = model;
   small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0, written[2] = {0, 0};
+  size_t written[2] = {0, 0};
   pkv_error err = {0};
   t.context = 256;
   t.vocab = VOCAB;
   t.head_dim = 64;
   t.weight_type = 8; /* Q8_0 */
   t.v_type = 2;      /* Q4_0 */
-  unsigned char *const file = small_llama_bytes(&t, &size);
-  drive_ok(pkv_model_open_memory(&model, file, size, NULL, &err), &err, "open");
+  use_other_model(&t);
   run_cpu(0.0f);
   for (int32_t packs = 0; packs < 2; packs++) {
     pkv_engine *engine = NULL;
@@ -454,9 +458,7 @@ static void test_packed(void **state) {
   }
   pkv_executor_destroy(executor);
   keeps_room(written);
-  pkv_model_close(model);
-  gguf_build_drop(file);
-  model = saved;
+  use_first_model();
 }
 
 /* More tokens than a device's candidates can name: it chooses the likeliest alone, hosts sample. */
