@@ -226,6 +226,8 @@ typedef enum pkv_activations {
   PKV_ACTIVATIONS_F32 = 1 /* exact: float activations throughout */
 } pkv_activations;
 
+#define PKV_MAX_RANKS 8 /* devices that compute together */
+
 typedef struct pkv_engine_options {
   uint32_t struct_size;
   int32_t threads; /* 0 = one a core */
@@ -266,7 +268,7 @@ typedef struct pkv_engine_options {
    */
   pkv_device device;
   /* CUDA: so many devices of this host, the first ones that the process sees, compute each layer
-     together; 0 = 1. */
+     together, at most PKV_MAX_RANKS; 0 = 1. */
   int32_t tensor_parallel;
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \

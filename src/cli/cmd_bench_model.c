@@ -40,7 +40,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, random, 0, "random-weights", "CONFIG", NULL,
              "in its place: a model of this config.json's shape, of random bf16 weights"),
     PKV_CHOICE(O, device, 0, "device", devices, "cpu", "where the model runs"),
-    PKV_INT(O, ranks, 0, "tensor-parallel-size", "N", "1", 1, 8,
+    PKV_INT(O, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
     PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
              "prefill: prompts of so many tokens, separated by commas; 0 = none"),

@@ -47,7 +47,7 @@ static const pkv_option options_table[] = {
     PKV_INT(run_options, seed, 0, "seed", "N", "0", 0, INT64_MAX,
             "the same seed gives the same text"),
     PKV_CHOICE(run_options, device, 0, "device", devices, "cpu", "where the model runs"),
-    PKV_INT(run_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, 8,
+    PKV_INT(run_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
     PKV_INT(run_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(run_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),

@@ -49,7 +49,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(serve_options, cors, 0, "cors", "LIST", NULL,
              "origins whose pages may ask, separated by commas"),
     PKV_CHOICE(serve_options, device, 0, "device", devices, "cpu", "where the model runs"),
-    PKV_INT(serve_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, 8,
+    PKV_INT(serve_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),

@@ -11,8 +11,6 @@
 
 #include "model/model.h"
 
-#define PKV_MAX_RANKS 8
-
 /* A model whose weights are views of the whole's, which must outlive it. Serves device passes only:
    it has no file, tokenizer or template of its own. E_UNSUPPORTED where heads or blocks of weights
    do not divide; the text says which. */
