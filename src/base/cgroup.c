@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads cpu.max (version 2) and cpu.cfs_quota_us (version 1) from a group up to the root. */
+/* Reads a limit's files, of version 2 or 1, from a group up to the root. */
 #include "base/cgroup.h"
 
 #include <fcntl.h>
@@ -61,35 +61,56 @@ static int64_t quota_v1(const char *folder) {
   return cores_of(quota, period);
 }
 
-/* The least quota from mount/group up to mount itself. Where a container sees its own group as the
+static int64_t memory_v2(const char *folder) {
+  int64_t bytes;
+  return read_number(&bytes, folder, "memory.max") ? bytes : 0; /* "max" is no number */
+}
+
+static int64_t memory_v1(const char *folder) {
+  int64_t bytes;
+  return read_number(&bytes, folder, "memory.limit_in_bytes") ? bytes : 0;
+}
+
+/* A limit: its controller, where version 1 mounts that, and who reads it in a folder (0 = none). */
+typedef struct limit {
+  const char *controller;
+  const char *mounts[2];
+  int64_t (*v2)(const char *folder);
+  int64_t (*v1)(const char *folder);
+} limit;
+
+static const limit cpu_limit = {"cpu", {"cpu", "cpu,cpuacct"}, quota_v2, quota_v1};
+static const limit memory_limit = {"memory", {"memory", NULL}, memory_v2, memory_v1};
+
+/* The least limit from mount/group up to mount itself. Where a container sees its own group as the
  * mount's root, the deeper folders are missing and only the last one answers. */
-static int64_t least_on_path(const char *mount, const char *group, int64_t (*quota)(const char *),
+static int64_t least_on_path(const char *mount, const char *group, int64_t (*read)(const char *),
                              int64_t least) {
   char folder[1100];
   const int n = snprintf(folder, sizeof folder, "%s%s", mount, group);
   if (n < 0 || n >= (int)sizeof folder) return least;
   const size_t root = strlen(mount);
   for (;;) {
-    const int64_t cores = quota(folder);
-    if (cores > 0 && (least == 0 || cores < least)) least = cores;
+    const int64_t here = read(folder);
+    if (here > 0 && (least == 0 || here < least)) least = here;
     char *slash = strrchr(folder + root, '/');
     if (slash == NULL) return least;
     *slash = '\0';
   }
 }
 
-/* Whether the comma-separated list holds "cpu". */
-static bool has_cpu(const char *list) {
+/* Whether the comma-separated list holds `name`. */
+static bool holds(const char *list, const char *name) {
   while (*list != '\0') {
     const size_t n = strcspn(list, ",");
-    if (n == 3 && memcmp(list, "cpu", 3) == 0) return true;
+    if (n == strlen(name) && memcmp(list, name, n) == 0) return true;
     list += n + (list[n] == ',');
   }
   return false;
 }
 
 /* One line "id:controllers:group". */
-static int64_t least_of_line(char *line, const char *root, int64_t least) {
+static int64_t least_of_line(char *line, const char *root, const limit *what, int64_t least) {
   char *controllers = strchr(line, ':');
   if (controllers == NULL) return least;
   *controllers++ = '\0';
@@ -97,18 +118,18 @@ static int64_t least_of_line(char *line, const char *root, int64_t least) {
   if (group == NULL) return least;
   *group++ = '\0';
   if (strcmp(line, "0") == 0 && controllers[0] == '\0')
-    return least_on_path(root, group, quota_v2, least);
-  if (!has_cpu(controllers)) return least;
+    return least_on_path(root, group, what->v2, least);
+  if (!holds(controllers, what->controller)) return least;
   char mount[512];
-  const char *const names[2] = {"cpu", "cpu,cpuacct"};
-  for (int i = 0; i < 2; i++) {
-    if (snprintf(mount, sizeof mount, "%s/%s", root, names[i]) >= (int)sizeof mount) continue;
-    least = least_on_path(mount, group, quota_v1, least);
+  for (int i = 0; i < 2 && what->mounts[i] != NULL; i++) {
+    if (snprintf(mount, sizeof mount, "%s/%s", root, what->mounts[i]) >= (int)sizeof mount)
+      continue;
+    least = least_on_path(mount, group, what->v1, least);
   }
   return least;
 }
 
-int32_t pkv_cgroup_cores(const char *membership, const char *root) {
+static int64_t least_of(const char *membership, const char *root, const limit *what) {
   char text[4096];
   if (!read_small(text, sizeof text, membership)) return 0;
   int64_t least = 0;
@@ -116,8 +137,24 @@ int32_t pkv_cgroup_cores(const char *membership, const char *root) {
     const size_t n = strcspn(line, "\n");
     char *next = line + n + (line[n] == '\n');
     line[n] = '\0';
-    least = least_of_line(line, root, least);
+    least = least_of_line(line, root, what, least);
     line = next;
   }
+  return least;
+}
+
+int32_t pkv_cgroup_cores(const char *membership, const char *root) {
+  const int64_t least = least_of(membership, root, &cpu_limit);
   return least > INT32_MAX ? INT32_MAX : (int32_t)least;
+}
+
+int64_t pkv_cgroup_memory(const char *membership, const char *root) {
+  return least_of(membership, root, &memory_limit);
+}
+
+int64_t pkv_host_memory(void) {
+  const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  const int64_t whole = pages > 0 && page > 0 ? pages * page : 0;
+  const int64_t least = pkv_cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
+  return least > 0 && (whole == 0 || least < whole) ? least : whole;
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* CPU quotas of Linux control groups, versions 1 and 2. */
+/* CPU quotas and memory limits of Linux control groups, versions 1 and 2. */
 #ifndef PKV_BASE_CGROUP_H
 #define PKV_BASE_CGROUP_H
 
@@ -11,5 +11,9 @@
  * whole cores. 0 when nothing limits, or nothing can be read.
  */
 int32_t pkv_cgroup_cores(const char *membership, const char *root);
+/* The least memory limit in the same way, in bytes. */
+int64_t pkv_cgroup_memory(const char *membership, const char *root);
+/* Bytes of the host's memory that this process may use at most; 0 when nothing can be read. */
+int64_t pkv_host_memory(void);
 
 #endif

@@ -299,6 +299,31 @@ static void cgroup_quota(void **state) {
   assert_int_equal(nftw(ROOT, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
 }
 
+static int64_t memory(const char *membership) {
+  put("membership", membership);
+  return pkv_cgroup_memory(ROOT "/membership", ROOT);
+}
+
+static void cgroup_memory(void **state) {
+  (void)state;
+  nftw(ROOT, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+  assert_int_equal(pkv_cgroup_memory(ROOT "/nothing/here", ROOT), 0);
+  put("memory.max", "max\n");
+  put("a/memory.max", "3000000000\n");
+  put("a/b/memory.max", "max\n");
+  assert_int_equal(memory("0::/\n"), 0);
+  assert_int_equal(memory("0::/a/b\n"), 3000000000);
+  put("a/b/memory.max", "1000\n");
+  assert_int_equal(memory("0::/a/b\n"), 1000);
+  put("a/b/memory.max", "a lot\n");
+  assert_int_equal(memory("0::/a/b\n"), 3000000000);
+  put("memory/g/memory.limit_in_bytes", "2000\n");
+  assert_int_equal(memory("5:memory:/g\n4:cpu:/a\n0::/a\n"), 2000);
+  assert_int_equal(memory("5:cpu:/g\n"), 0);
+  assert_int_equal(nftw(ROOT, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+  assert_true(pkv_host_memory() > 1 << 20);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(names),
@@ -311,6 +336,7 @@ int main(void) {
       cmocka_unit_test(cpu_features),
       cmocka_unit_test(cores_follow_affinity),
       cmocka_unit_test(cgroup_quota),
+      cmocka_unit_test(cgroup_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
