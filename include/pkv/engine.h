@@ -270,12 +270,19 @@ typedef struct pkv_engine_options {
   /* CUDA: so many devices of this host, the first ones that the process sees, compute each layer
      together, at most PKV_MAX_RANKS; 0 = 1. */
   int32_t tensor_parallel;
+  /*
+   * CUDA: pinned memory of the host, in which a preempted request's pages are kept where copying
+   * them out and back is faster than to compute them again. 0 = 4 GiB, at most an eighth of the
+   * host's memory and what the cache holds, and none where that cannot be had; -1 = none. A number
+   * of bytes that cannot be had is E_NOMEM.
+   */
+  int64_t swap_bytes;
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
         PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL, 1, PKV_SCHED_FCFS,    \
-        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU, 0                                         \
+        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU, 0, 0                                      \
   }
 
 /*
@@ -454,8 +461,9 @@ PKV_API void pkv_engine_pause(pkv_engine *engine, int64_t id, int32_t paused);
  * one request come in order. Allocates nothing. Does nothing when idle.
  *
  * When pages run out, the youngest running request loses its pages, keeps its place and is computed
- * again later: with batch_invariant its text is the one it would have had. On failure *count still
- * counts the events that were written; the step may be tried again.
+ * again later, or on a device gets them back from the host (options.swap_bytes): with
+ * batch_invariant its text is the one it would have had. On failure *count still counts the events
+ * that were written; the step may be tried again.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_engine_step(pkv_event *events, size_t capacity, size_t *count,
                                                   pkv_engine *engine, pkv_error *err);
@@ -491,11 +499,16 @@ typedef struct pkv_engine_stats {
   int64_t decode_steps;               /* steps with decoding rows */
   int32_t rows_paused;                /* answers in the batch that are paused */
   int32_t rows_deferred;              /* of rows_waiting: paused, so that no order picks them */
+  /* Preempted requests whose pages went to the host, and that have got them back; pages copied each
+     way; those for which there was no room on the host, or whose pages there were of no use when
+     they came back (the ones before them had left the cache): computed again. */
+  int64_t swap_outs, swap_ins, swap_pages_out, swap_pages_in, swap_full, swap_drops;
+  size_t swap_bytes, swap_used_bytes; /* of the host's memory */
 } pkv_engine_stats;
 #define PKV_ENGINE_STATS_INIT                                                                      \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                                                   \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                           \
   }
 
 /* Forgets the pages that no live request uses. */

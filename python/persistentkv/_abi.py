@@ -640,6 +640,7 @@ class EngineOptions(Structure):
         ("v_scale", c_float),
         ("device", c_int32),
         ("tensor_parallel", c_int32),
+        ("swap_bytes", c_int64),
     ]
 
 
@@ -745,6 +746,14 @@ class EngineStats(Structure):
         ("decode_steps", c_int64),
         ("rows_paused", c_int32),
         ("rows_deferred", c_int32),
+        ("swap_outs", c_int64),
+        ("swap_ins", c_int64),
+        ("swap_pages_out", c_int64),
+        ("swap_pages_in", c_int64),
+        ("swap_full", c_int64),
+        ("swap_drops", c_int64),
+        ("swap_bytes", c_size_t),
+        ("swap_used_bytes", c_size_t),
     ]
 
 

@@ -72,6 +72,11 @@ typedef struct pkv_device_ops {
   /* shared: from the block table in `sharing` (the device's; stride resolved). */
   pkv_status (*build_tree)(struct pkv_device_plan *plan, const int32_t *seq_len,
                            const pkv_sharing *sharing, void *stream, pkv_error *err);
+  /* `rows` rows of `bytes` bytes, so many bytes apart on either side. The host's memory is pinned:
+     the call does not wait. */
+  pkv_status (*copy_rows)(pkv_executor *executor, void *to, size_t to_stride, const void *from,
+                          size_t from_stride, size_t bytes, int32_t rows, void *stream,
+                          pkv_error *err);
 } pkv_device_ops;
 
 /* The CUDA backend, where it is built in: on the device of this index; -1 = the thread's own. */

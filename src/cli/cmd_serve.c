@@ -19,6 +19,7 @@ typedef struct serve_options {
   int32_t order, admission, beside, no_cache, shared_cache, device, ranks;
   int32_t log_format, log_level, no_access_log, sandbox;
   int64_t cache, max_body;
+  double swap;
 } serve_options;
 
 static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
@@ -51,6 +52,8 @@ static const pkv_option options_table[] = {
     PKV_CHOICE(serve_options, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_INT(serve_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
+    PKV_NUMBER(serve_options, swap, 0, "swap-space", "GIB", "-1", -1.0, 65536.0,
+               "with --device cuda: host memory for preempted requests, 0 = none, -1 = up to 4"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(serve_options, activations, 0, "activations", activation_names, "i8",
@@ -137,6 +140,12 @@ static void name_of_file(char *name, size_t bytes, const char *path) {
   if (name[0] == '\0' || !pkv_utf8_valid(name, strlen(name))) (void)snprintf(name, bytes, "model");
 }
 
+static int64_t swap_bytes(double gib) {
+  if (gib < 0.0) return 0;
+  const double bytes = gib * 1073741824.0;
+  return bytes >= 1.0 ? (int64_t)bytes : -1;
+}
+
 static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
   *engine = (pkv_engine_options)PKV_ENGINE_OPTIONS_INIT;
   engine->threads = o->threads;
@@ -150,6 +159,7 @@ static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
   engine->max_requests = o->requests;
   engine->device = (pkv_device)o->device;
   engine->tensor_parallel = o->ranks;
+  engine->swap_bytes = swap_bytes(o->swap);
   engine->batch_invariant = o->device == PKV_DEVICE_CPU;
   engine->route_stats = 1;
   engine->order = (pkv_sched_order)o->order;

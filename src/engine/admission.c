@@ -13,7 +13,8 @@
  *
  * Pages are taken step by step. When there are none left, idle ones leave the cache; when that is
  * empty, the youngest running request gives all of its pages back and returns to its place in the
- * queue; it is computed again later, from what the cache still has. The oldest therefore always
+ * queue; it is computed again later, from what the cache still has, or gets back what swap.c kept
+ * of it. The oldest therefore always
  * advances, and any request fits alone (pkv_engine_submit). Paused ones plan nothing, hold what
  * they have until somebody needs it, also to start, and then give it back first; nobody waits for
  * what they compute.
@@ -32,8 +33,7 @@ pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err) {
   return pkv_table_truncate(engine->table, s->row, 0, err);
 }
 
-/* How many leading pages of a's and b's tokens are equal. */
-static int32_t common_pages(const pkv_engine *e, const pkv_seq *a, const pkv_seq *b) {
+int32_t pkv_seq_common_pages(const pkv_engine *engine, const pkv_seq *a, const pkv_seq *b) {
   int32_t low = 0;
   int32_t high = a->digest_count < b->digest_count ? a->digest_count : b->digest_count;
   if (a->key.salt != b->key.salt || a->key.adapter != b->key.adapter) return 0;
@@ -44,7 +44,7 @@ static int32_t common_pages(const pkv_engine *e, const pkv_seq *a, const pkv_seq
     else
       high = middle - 1;
   }
-  const size_t bytes = (size_t)low * (size_t)e->options.page_tokens * sizeof(int32_t);
+  const size_t bytes = (size_t)low * (size_t)engine->options.page_tokens * sizeof(int32_t);
   return low > 0 && memcmp(a->tokens, b->tokens, bytes) == 0 ? low : 0;
 }
 
@@ -80,16 +80,18 @@ static void match_sibling(const pkv_engine *e, const pkv_seq *s, prefix_match *m
 static prefix_match find_prefix(const pkv_engine *e, const pkv_seq *s) {
   prefix_match match = {-1, 0, 0, 0, 0, -1};
   if (s->echo) return match;
+  if (e->prefix == NULL && pkv_swap_continues(e, s, 0)) return match;
   if (e->prefix != NULL) {
     const pkv_prefix_path path = {s->digests, s->tokens, s->key};
     const int32_t most = (s->known - 1) / e->options.page_tokens;
     match.pages = pkv_prefix_match(e->match_pages, &match.idle, e->prefix, &path, most);
     match.tokens = match.pages * e->options.page_tokens;
     match.soon = match.pages;
+    if (pkv_swap_continues(e, s, match.pages)) return match;
     for (int32_t i = 0; i < e->running_count && match.soon < most; i++) {
       const pkv_seq *const other = &e->seqs[e->running[i]];
       if (other == s || other->apart || other->follows || other->paused) continue;
-      const int32_t common = common_pages(e, s, other);
+      const int32_t common = pkv_seq_common_pages(e, s, other);
       if (common <= match.soon) continue;
       match.soon = common < most ? common : most;
       match.leader = e->running[i];
@@ -150,6 +152,15 @@ static pkv_status take_over(pkv_engine *e, pkv_seq *s, int32_t row, const prefix
   return PKV_OK;
 }
 
+/* A preempted one whose pages are on the host: behind those of the cache, if they fit there. */
+static void resume(pkv_engine *e, pkv_seq *s, const prefix_match *match) {
+  const bool kept = match->source < 0 && pkv_swap_continues(e, s, match->pages);
+  if (!kept || !pkv_swap_in(e, s, match->pages)) {
+    pkv_swap_drop(e, s);
+    e->stats.swap_drops++;
+  }
+}
+
 /* A running request's first pages are there, or it waits for them. */
 static pkv_status join(pkv_engine *e, pkv_seq *s, const prefix_match *match, pkv_error *err) {
   s->follows = match->soon > match->pages;
@@ -159,6 +170,7 @@ static pkv_status join(pkv_engine *e, pkv_seq *s, const prefix_match *match, pkv
   if (s->follows) return PKV_OK;
   PKV_TRY(take_over(e, s, s->row, match, err));
   s->computed = match->tokens;
+  if (s->swapped > 0) resume(e, s, match);
   e->stats.prefix_pages_reused += match->pages;
   if (!s->counted) {
     s->counted = true;
@@ -214,6 +226,7 @@ static int32_t find_victim(const pkv_engine *e) {
 
 static pkv_status preempt(pkv_engine *e, int32_t index, pkv_error *err) {
   const int32_t slot = e->running[index];
+  pkv_swap_out(e, slot);
   PKV_TRY(pkv_engine_leave(e, slot, err));
   PKV_TRY(pkv_queue_return(e, slot, err));
   e->seqs[slot].preemptions++;
@@ -281,14 +294,14 @@ static void plan_tokens(pkv_engine *e) {
   }
 }
 
-/* Idle pages leave the cache until the row can grow by `planned` tokens; false: it still cannot. */
-static bool make_room(pkv_engine *e, const pkv_seq *s) {
+bool pkv_engine_make_room(pkv_engine *engine, int32_t row, int32_t tokens) {
+  pkv_engine *const e = engine;
   pkv_pool_stats pool;
-  const int32_t length = pkv_table_seq_len(e->table, s->row);
+  const int32_t length = pkv_table_seq_len(e->table, row);
   const int32_t have = pkv_pages_for(e, length);
-  int64_t need = pkv_pages_for(e, length + s->planned) - have;
+  int64_t need = pkv_pages_for(e, length + tokens) - have;
   if (length % e->options.page_tokens != 0) /* a page shared with others is copied first */
-    need += pkv_pool_refcount(e->pool, pkv_table_row(e->table, s->row)[have - 1]) > 1;
+    need += pkv_pool_refcount(e->pool, pkv_table_row(e->table, row)[have - 1]) > 1;
   pkv_pool_get_stats(&pool, e->pool);
   if (pool.pages_free >= need) return true;
   const int64_t missing = need - pool.pages_free;
@@ -301,7 +314,7 @@ pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err) {
     const int32_t slot = engine->running[i];
     const pkv_seq *const s = &engine->seqs[slot];
     while (s->planned > 0) {
-      if (make_room(engine, s)) {
+      if (pkv_engine_make_room(engine, s->row, s->planned)) {
         PKV_TRY(pkv_table_extend(engine->table, s->row, s->planned, err));
         break;
       }

@@ -60,6 +60,11 @@ static pkv_status check_options(const pkv_engine_options *o, pkv_error *err) {
   PKV_CHECK(err, o->tensor_parallel <= 1 || o->device != PKV_DEVICE_CPU, PKV_E_UNSUPPORTED,
             "options->tensor_parallel is %d: several devices compute together, the CPU is one",
             (int)o->tensor_parallel);
+  PKV_CHECK(err, o->swap_bytes >= -1, PKV_E_RANGE,
+            "options->swap_bytes is %lld, possible are -1 up", (long long)o->swap_bytes);
+  PKV_CHECK(err, o->swap_bytes <= 0 || o->device != PKV_DEVICE_CPU, PKV_E_UNSUPPORTED,
+            "options->swap_bytes is %lld: on the CPU the cache is in the host's memory already",
+            (long long)o->swap_bytes);
   PKV_CHECK(err, !o->batch_invariant || o->policy == PKV_POLICY_FIXED, PKV_E_INVALID,
             "options->policy %s may take routes that are not batch-invariant: set batch_invariant "
             "to 0",
@@ -353,5 +358,9 @@ void pkv_engine_get_stats(pkv_engine_stats *out, const pkv_engine *engine) {
   out->pages_shared = engine->prefix != NULL ? prefix.shared : pool.pages_shared;
   out->page_copies = pool.copies;
   out->evictions = prefix.evictions;
+  out->swap_used_bytes = out->swap_bytes;
+  if (engine->swap.pages > 0)
+    out->swap_used_bytes = out->swap_bytes / (size_t)engine->swap.pages *
+                           (size_t)(engine->swap.pages - engine->swap.free_count);
   out->cache_bytes = engine->weights != NULL ? engine->device_cache_bytes : pool.storage_bytes;
 }

@@ -213,10 +213,12 @@ pkv_status pkv_engine_device_pool(pkv_engine *e, pkv_error *err) {
 }
 
 pkv_status pkv_engine_device_attach(pkv_engine *e, pkv_error *err) {
-  return pkv_device_forward_attach(e->device, e->device_caches, err);
+  PKV_TRY(pkv_device_forward_attach(e->device, e->device_caches, err));
+  return pkv_swap_create(e, err);
 }
 
 void pkv_engine_device_end(pkv_engine *e) {
+  pkv_swap_destroy(e);
   for (int32_t r = 0; r < e->rank_count; r++) {
     pkv_engine_rank *const rank = &e->ranks[r];
     if (rank->cache != NULL) pkv_device_free(rank->executor, rank->cache);

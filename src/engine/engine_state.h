@@ -9,6 +9,7 @@
  *   guide.c      constraints: their machines, and which tokens they allow
  *   batch.c      what a step computes: tokens, groups, plans
  *   engine_device.c  weights, cache and forward pass on a device
+ *   swap.c       pages of preempted ones in the host's memory, where a device has the cache
  *   step.c       one step: the above in order, forward, sampling, events
  *
  * A request, or each of its n answers, is a pkv_seq in a slot of `seqs` from submit to its last
@@ -76,6 +77,11 @@ typedef struct pkv_seq {
   pkv_sampling sampling;
   pkv_logit_edit edit;
   pkv_stop_match stops;
+  /* Preempted, with what its first tokens' pages held on the host: swap.c. */
+  int32_t swapped;    /* so many tokens; 0 = nothing */
+  int32_t swap_first; /* pages before this one are not there: others held them */
+  int32_t *host;      /* [host_capacity] by page: where */
+  int32_t host_capacity;
   int64_t started_ns; /* of the step that first computed something of it */
   int32_t guide;      /* of its constraint; -1 = none */
   int32_t fed;        /* tokens of the answer that `matched` has seen */
@@ -124,6 +130,18 @@ typedef struct pkv_engine_rank {
   void *cache; /* this rank's part of the pool's storage */
 } pkv_engine_rank;
 
+/* Pinned host memory for pages, in which preempted requests find theirs again. */
+typedef struct pkv_swap {
+  int32_t pages;     /* 0: none */
+  int32_t *free_ids; /* [pages], a stack */
+  int32_t free_count;
+  int32_t *users;              /* [pages]: requests that a page is kept for */
+  void *memory[PKV_MAX_RANKS]; /* each rank's part of all pages */
+  size_t page_bytes[PKV_MAX_RANKS];
+  double out_seconds, in_seconds; /* of a page, measured at the start */
+  double token_seconds;           /* of a prompt's token, the least of any step; 0 = none yet */
+} pkv_swap;
+
 struct pkv_engine {
   pkv_allocator allocator;
   const pkv_model *model;
@@ -143,6 +161,7 @@ struct pkv_engine {
   size_t device_cache_bytes;            /* of all ranks */
   pkv_status copy_status;               /* of the pages copied so far: no step after a failure */
   pkv_error copy_error;
+  pkv_swap swap;
   pkv_pool *pool;
   pkv_table *table;
   pkv_cache *caches;    /* [layers] */
@@ -233,6 +252,28 @@ pkv_status pkv_engine_leave(pkv_engine *engine, int32_t slot, pkv_error *err);
 pkv_status pkv_engine_reserve(pkv_engine *engine, pkv_error *err);
 /* After a step: pages that are whole now become entries of the prefix cache. */
 void pkv_engine_publish_pages(pkv_engine *engine);
+
+/* How many leading pages of a's and b's tokens are equal. */
+int32_t pkv_seq_common_pages(const pkv_engine *engine, const pkv_seq *a, const pkv_seq *b);
+/* Idle pages leave the cache until the row can grow by `tokens`; false: it still cannot. */
+bool pkv_engine_make_room(pkv_engine *engine, int32_t row, int32_t tokens);
+
+/* swap.c */
+/* The host's memory, and how fast pages get there and back. E_NOMEM: what was asked for cannot be
+   had. */
+pkv_status pkv_swap_create(pkv_engine *engine, pkv_error *err);
+void pkv_swap_destroy(pkv_engine *engine);
+/* A request is about to lose its pages: they are kept, where that pays and fits. */
+void pkv_swap_out(pkv_engine *engine, int32_t slot);
+/* Whether what is kept continues `pages` pages of the cache, and goes beyond them. */
+bool pkv_swap_continues(const pkv_engine *engine, const pkv_seq *s, int32_t pages);
+/* The rest of what is kept, behind the `pages` pages that its row has; nothing is kept any more.
+   False: it could not be had, and the row is as it was. */
+bool pkv_swap_in(pkv_engine *engine, pkv_seq *s, int32_t pages);
+/* Nothing is kept for it any more. */
+void pkv_swap_drop(pkv_engine *engine, pkv_seq *s);
+/* What a step with tokens of prompts took. */
+void pkv_swap_note_step(pkv_engine *engine, double seconds, int32_t tokens);
 
 /* request.c */
 /* Digests of the pages that are whole with the tokens known by now. */

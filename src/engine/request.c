@@ -122,6 +122,7 @@ void pkv_seq_free(const pkv_engine *engine, pkv_seq *s) {
   const pkv_allocator *const a = &engine->allocator;
   pkv_free(a, s->tokens, (size_t)s->capacity * sizeof *s->tokens);
   pkv_free(a, s->digests, (size_t)s->digest_capacity * sizeof *s->digests);
+  pkv_free(a, s->host, (size_t)s->host_capacity * sizeof *s->host);
   pkv_free(a, s->edit.bias, (size_t)s->edit.bias_capacity * sizeof *s->edit.bias);
   pkv_stop_free(&s->stops, a);
 }
@@ -142,13 +143,16 @@ static pkv_status grow(void **block, int32_t *capacity, int32_t count, size_t si
 static pkv_status grow_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int32_t limit,
                             pkv_error *err) {
   const pkv_allocator *const a = &e->allocator;
-  void *tokens = s->tokens, *digests = s->digests, *bias = s->edit.bias;
+  void *tokens = s->tokens, *digests = s->digests, *host = s->host, *bias = s->edit.bias;
   pkv_status status = grow(&tokens, &s->capacity, limit, sizeof *s->tokens, a, err);
   s->tokens = tokens;
   if (status == PKV_OK)
     status = grow(&digests, &s->digest_capacity, limit / e->options.page_tokens, sizeof *s->digests,
                   a, err);
   s->digests = digests;
+  if (status == PKV_OK && e->swap.pages > 0)
+    status = grow(&host, &s->host_capacity, pkv_pages_for(e, limit), sizeof *s->host, a, err);
+  s->host = host;
   if (status == PKV_OK)
     status = grow(&bias, &s->edit.bias_capacity, r->logit_bias_count, sizeof *s->edit.bias, a, err);
   s->edit.bias = bias;
@@ -172,7 +176,7 @@ static void fill_slot(const pkv_engine *e, pkv_seq *s, const pkv_request *r, int
   s->row = -1;
   s->prompt = s->known = r->prompt_tokens;
   s->computed = s->planned = s->echoed = s->locked = s->digest_count = 0;
-  s->cached_tokens = s->preemptions = 0;
+  s->cached_tokens = s->preemptions = s->swapped = 0;
   s->started_ns = 0;
   s->paused = false;
   s->limit = limit;

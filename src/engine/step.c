@@ -36,6 +36,7 @@ static pkv_status end_request(pkv_engine *e, int32_t slot, pkv_finish finish, pk
   e->stats.failed += finish == PKV_FINISH_ERROR;
   e->stats.stopped += finish == PKV_FINISH_STOP;
   if (s->state == PKV_SEQ_RUNNING) status = pkv_engine_leave(e, slot, err);
+  pkv_swap_drop(e, s);
   pkv_guide_leave(e, s);
   const pkv_status removed = pkv_queue_remove(e, slot, err);
   return status != PKV_OK ? status : removed;
@@ -218,6 +219,7 @@ static void count_step(pkv_engine *e, int64_t nanoseconds) {
   e->stats.prefill_tokens += e->tokens - e->decode_rows;
   e->stats.decode_seconds += seconds * share;
   e->stats.prefill_seconds += seconds * (1.0 - share);
+  if (e->tokens > e->decode_rows) pkv_swap_note_step(e, seconds, e->tokens);
 }
 
 static void note_peak(pkv_engine *e) {

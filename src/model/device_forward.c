@@ -603,3 +603,59 @@ pkv_status pkv_device_forward_copy_page(pkv_device_forward *f, int32_t to, int32
     PKV_TRY(copy_page(f->ranks[r], to, from, err));
   return PKV_OK;
 }
+
+/* ---- pages on the host ---- */
+
+/* Of one layer's K, or V. */
+static size_t part_bytes(const pkv_device_forward *f) {
+  const pkv_cache *c = &f->caches[0];
+  return (size_t)c->page_tokens * (size_t)c->kv_heads * (size_t)c->head_dim *
+         pkv_dtype_bytes(c->dtype);
+}
+
+size_t pkv_device_forward_page_bytes(const pkv_device_forward *f, int32_t rank) {
+  return part_bytes(f->ranks[rank]) * 2 * (size_t)f->model->hp.layers;
+}
+
+/* Bytes between a page's parts: K and V of layer 0, then of layer 1, ...; 0: not that way. */
+static size_t part_stride(const pkv_device_forward *f) {
+  const char *const first = f->caches[0].k;
+  const ptrdiff_t stride = (const char *)f->caches[0].v - first;
+  for (int32_t i = 0; i < f->model->hp.layers; i++) {
+    const pkv_cache *c = &f->caches[i];
+    if (c->k != first + 2 * i * stride || c->v != first + (2 * i + 1) * stride) return 0;
+  }
+  return stride > 0 ? (size_t)stride : 0;
+}
+
+/* Of one rank; a page's parts are rows. */
+static pkv_status move_page(pkv_device_forward *f, int32_t page, void *host, bool store,
+                            pkv_error *err) {
+  const size_t bytes = part_bytes(f), stride = part_stride(f);
+  const int32_t parts = 2 * f->model->hp.layers;
+  char *const here = (char *)f->caches[0].k + (size_t)page * bytes;
+  PKV_CHECK(err, stride > 0, PKV_E_UNSUPPORTED, "the caches of the layers are not one block");
+  PKV_TRY(pkv_device_rank_select(f, err));
+  return store ? f->executor->device_ops->copy_rows(f->executor, host, bytes, here, stride, bytes,
+                                                    parts, f->stream, err)
+               : f->executor->device_ops->copy_rows(f->executor, here, stride, host, bytes, bytes,
+                                                    parts, f->stream, err);
+}
+
+pkv_status pkv_device_forward_store_page(pkv_device_forward *f, void *const *host, int32_t page,
+                                         pkv_error *err) {
+  for (int32_t r = 0; r < f->rank_count; r++)
+    PKV_TRY(move_page(f->ranks[r], page, host[r], true, err));
+  return PKV_OK;
+}
+
+pkv_status pkv_device_forward_load_page(pkv_device_forward *f, int32_t page, void *const *host,
+                                        pkv_error *err) {
+  for (int32_t r = 0; r < f->rank_count; r++)
+    PKV_TRY(move_page(f->ranks[r], page, host[r], false, err));
+  return PKV_OK;
+}
+
+pkv_status pkv_device_forward_wait(pkv_device_forward *f, pkv_error *err) {
+  return synchronize_all(f, err);
+}

@@ -57,5 +57,16 @@ pkv_status pkv_device_forward_run(pkv_device_forward *forward, const pkv_forward
 /* One page of all layers onto another, in order with the passes. */
 pkv_status pkv_device_forward_copy_page(pkv_device_forward *forward, int32_t to, int32_t from,
                                         pkv_error *err);
+/* What a page of all layers takes of a rank's cache, K and V. */
+size_t pkv_device_forward_page_bytes(const pkv_device_forward *forward, int32_t rank);
+/* A page of all layers to each rank's pinned host memory, so many bytes at host[rank], or from
+   there; in order with the passes. The caches lie as the engine lays them: K and V of all layers
+   one after the other, equally far apart; E_UNSUPPORTED where they do not. */
+pkv_status pkv_device_forward_store_page(pkv_device_forward *forward, void *const *host,
+                                         int32_t page, pkv_error *err);
+pkv_status pkv_device_forward_load_page(pkv_device_forward *forward, int32_t page,
+                                        void *const *host, pkv_error *err);
+/* Until everything that was put on the streams so far has ended. */
+pkv_status pkv_device_forward_wait(pkv_device_forward *forward, pkv_error *err);
 
 #endif

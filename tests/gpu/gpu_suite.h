@@ -50,6 +50,7 @@ int gpu_suite_dense(void);
 int gpu_suite_model(void);
 int gpu_suite_ranks(void);
 int gpu_suite_steps(void);
+int gpu_suite_swap(void);
 /* With the CUDA runtime. */
 int gpu_suite_few(void);
 int gpu_suite_faults(void);

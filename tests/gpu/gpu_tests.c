@@ -51,6 +51,7 @@ static const suite suites[] = {
     {"model", gpu_suite_model, NOT_FAKE},
     {"ranks", gpu_suite_ranks, NOT_FAKE},
     {"steps", gpu_suite_steps, NOT_FAKE | WHEN_NAMED},
+    {"swap", gpu_suite_swap, NOT_FAKE | WHEN_NAMED},
     {"shared", gpu_suite_shared, NOT_FAKE},
     {"few", gpu_suite_few, NOT_FAKE},
     {"faults", gpu_suite_faults, NOT_FAKE},

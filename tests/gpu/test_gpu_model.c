@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "engine/engine_state.h"
 #include "gpu/gpu_case.h"
 #include "model/model.h"
 #include "support/engine_drive.h"
@@ -100,6 +101,33 @@ static pkv_engine_stats run_engine(const pkv_model *model, const pkv_engine_opti
   return stats;
 }
 
+/* In a cache for half of them: preempted ones get their pages back from the host, or are computed
+   again where it has none. */
+static void under_pressure(const pkv_model *model, pkv_engine_options o, const char *what,
+                           int32_t answer) {
+  for (int swaps = 0; swaps < 2; swaps++) {
+    pkv_engine *engine = NULL;
+    pkv_engine_stats s = PKV_ENGINE_STATS_INIT;
+    int64_t tokens = 0;
+    for (int i = 0; i < REQUESTS; i++)
+      tokens += lengths[i] + answer;
+    o.page_tokens = 16;
+    o.cache_tokens = tokens / 2 > o.max_seq_len ? tokens / 2 : o.max_seq_len;
+    o.swap_bytes = swaps ? 0 : -1;
+    OK(pkv_engine_create(&engine, model, &o, err));
+    engine->swap.out_seconds = engine->swap.in_seconds = 0.0; /* whatever the model's size */
+    submit_all(engine, answer, false);
+    run_all(engine, false);
+    pkv_engine_get_stats(&s, engine);
+    pkv_engine_destroy(engine);
+    printf("%s: %lld preemptions, %lld out, %lld in, %lld given up: %d of %d texts differ\n", what,
+           (long long)s.preemptions, (long long)s.swap_outs, (long long)s.swap_ins,
+           (long long)s.swap_drops, compare_texts(answer, what), REQUESTS);
+    assert_int_equal(s.swap_ins > 0, s.preemptions > 0 && swaps);
+    assert_int_equal(s.swap_used_bytes, 0);
+  }
+}
+
 static void several_devices(const pkv_model *model, pkv_engine_options o, const char *what,
                             int32_t answer) {
   (void)run_engine(model, &o, answer, true);
@@ -108,6 +136,7 @@ static void several_devices(const pkv_model *model, pkv_engine_options o, const 
   if (o.route == PKV_ROUTE_SHARED) assert_true(stats.shared_steps > 0);
   printf("%s: %d devices: %d of %d texts differ from one's somewhere\n", what, (int)gpu_opt.ranks,
          compare_texts(answer, what), REQUESTS);
+  under_pressure(model, o, what, answer);
 }
 
 static void same_text(const pkv_model *model, const char *what, int32_t answer, pkv_route route) {
@@ -124,6 +153,7 @@ static void same_text(const pkv_model *model, const char *what, int32_t answer, 
   const pkv_engine_stats stats = run_engine(model, &o, answer, false);
   if (route == PKV_ROUTE_SHARED) assert_true(stats.shared_steps > 0);
   printf("%s: %d of %d texts differ somewhere\n", what, compare_texts(answer, what), REQUESTS);
+  under_pressure(model, o, what, answer);
   if (gpu_opt.ranks > 1) several_devices(model, o, what, answer);
 }
 

@@ -28,8 +28,10 @@ static pkv_status fake_free_bytes(size_t *bytes, pkv_executor *executor, pkv_err
 
 static pkv_status fake_host_alloc(void **out, pkv_executor *executor, size_t bytes,
                                   pkv_error *err) {
+  const size_t most = fake_device_state.pinned_bytes;
   *out = NULL;
   PKV_TRY(fake_counted("host_alloc", err));
+  PKV_CHECK(err, most == 0 || bytes <= most, PKV_E_NOMEM, "no %zu bytes of pinned memory", bytes);
   return executor->device_ops->alloc(out, executor, bytes, err);
 }
 

@@ -156,6 +156,19 @@ static pkv_status fake_copy(pkv_executor *executor, void *to, const void *from, 
   return PKV_OK;
 }
 
+static pkv_status fake_copy_rows(pkv_executor *executor, void *to, size_t to_stride,
+                                 const void *from, size_t from_stride, size_t bytes, int32_t rows,
+                                 void *stream, pkv_error *err) {
+  (void)executor;
+  PKV_TRY(fake_counted("copy_rows", err));
+  PKV_CHECK(err, !fake_device_state.fail_copied_rows, PKV_E_DEVICE, "copy of rows: told to fail");
+  PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "copy while the stream captures");
+  for (int32_t i = 0; i < rows; i++)
+    memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
+  fake_device_state.copied_rows += rows;
+  return PKV_OK;
+}
+
 static pkv_status fake_synchronize(pkv_executor *executor, void *stream, pkv_error *err) {
   (void)executor;
   PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "synchronize while the stream captures");
@@ -353,7 +366,8 @@ static const pkv_device_ops fake_ops = {.alloc = fake_alloc,
                                         .build_tree = fake_build_tree,
                                         .reset = fake_reset,
                                         .attention = fake_attention,
-                                        .append = fake_append};
+                                        .append = fake_append,
+                                        .copy_rows = fake_copy_rows};
 
 pkv_executor *fake_device_create(void) {
   pkv_executor *const executor = fake_device_another();

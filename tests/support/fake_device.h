@@ -24,6 +24,9 @@ typedef struct fake_device {
   int32_t packs;          /* n > 0: quantised weights stay so for less than n rows */
   int32_t spoilt;         /* embeddings of this token are NaN; 0 = none */
   int32_t fail_copies_of; /* copies of so many bytes fail; 0 = none */
+  bool fail_copied_rows;  /* copies of rows fail */
+  int64_t copied_rows;    /* those that did not */
+  size_t pinned_bytes;    /* host memory that may be pinned; 0 = any */
   size_t free_bytes;      /* what the device says; 16 GiB at first */
   int32_t sums;           /* norms of groups */
   int32_t reaches;        /* 1: ranks reach each other's memory ... */

@@ -44,8 +44,14 @@ static pkv_status dense_host_alloc(void **out, pkv_executor *executor, size_t by
                                    pkv_error *err) {
   *out = NULL;
   PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
-  PKV_CUDA(err, cudaHostAlloc(out, bytes, cudaHostAllocDefault));
-  return PKV_OK;
+  const cudaError_t e = cudaHostAlloc(out, bytes, cudaHostAllocDefault);
+  if (e != cudaErrorMemoryAllocation) {
+    PKV_CUDA(err, e);
+    return PKV_OK;
+  }
+  (void)cudaGetLastError();
+  *out = NULL;
+  return PKV_FAIL(err, PKV_E_NOMEM, "cudaHostAlloc: no %zu bytes of pinned host memory", bytes);
 }
 
 static void dense_host_free(pkv_executor *executor, void *ptr) {

@@ -58,6 +58,22 @@ static pkv_status device_copy(pkv_executor *executor, void *to, const void *from
   return PKV_OK;
 }
 
+/* One call, where the driver takes rows so far apart. */
+static pkv_status device_copy_rows(pkv_executor *executor, void *to, size_t to_stride,
+                                   const void *from, size_t from_stride, size_t bytes, int32_t rows,
+                                   void *stream, pkv_error *err) {
+  const size_t most = INT32_MAX;
+  if (to_stride <= most && from_stride <= most) {
+    PKV_CUDA(err, cudaMemcpy2DAsync(to, to_stride, from, from_stride, bytes, (size_t)rows,
+                                    cudaMemcpyDefault, (cudaStream_t)stream));
+    return PKV_OK;
+  }
+  for (int32_t i = 0; i < rows; i++)
+    PKV_TRY(device_copy(executor, (char *)to + (size_t)i * to_stride,
+                        (const char *)from + (size_t)i * from_stride, bytes, stream, err));
+  return PKV_OK;
+}
+
 static pkv_status device_synchronize(pkv_executor *executor, void *stream, pkv_error *err) {
   (void)executor;
   PKV_CUDA(err, cudaStreamSynchronize((cudaStream_t)stream));
@@ -414,9 +430,9 @@ static pkv_status device_append(pkv_executor *executor, const pkv_append_params 
 }
 
 static const pkv_device_ops cuda_device_ops = {
-    device_alloc,     device_free,   device_copy,       device_synchronize,
-    device_parts,     device_sizes,  device_build,      device_reset,
-    device_attention, device_append, device_tree_parts, device_build_tree};
+    device_alloc,      device_free,       device_copy,     device_synchronize, device_parts,
+    device_sizes,      device_build,      device_reset,    device_attention,   device_append,
+    device_tree_parts, device_build_tree, device_copy_rows};
 
 static const pkv_backend_ops cuda_ops = {"cuda"};
 
