@@ -277,12 +277,15 @@ typedef struct pkv_engine_options {
    * of bytes that cannot be had is E_NOMEM.
    */
   int64_t swap_bytes;
+  /* 1 (default): a call of pkv_engine_step begins a device's next step before it returns, so that
+     the device computes while the caller deals with the events. 0: it waits for the step. */
+  int32_t overlap;
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
         PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL, 1, PKV_SCHED_FCFS,    \
-        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU, 0, 0                                      \
+        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU, 0, 0, 1                                   \
   }
 
 /*
@@ -460,6 +463,10 @@ PKV_API void pkv_engine_pause(pkv_engine *engine, int64_t id, int32_t paused);
  * the engine's max_rows, plus prefill_chunk when a live request echoes), *count of them; events of
  * one request come in order. Allocates nothing. Does nothing when idle.
  *
+ * On a device, with options.overlap, the step that a call begins is the next call's: its events
+ * come then. Where rows only decode and the device chooses their tokens, the step behind it is
+ * begun before these are known. So a pause is heeded by the step behind those that were begun.
+ *
  * When pages run out, the youngest running request loses its pages, keeps its place and is computed
  * again later, or on a device gets them back from the host (options.swap_bytes): with
  * batch_invariant its text is the one it would have had. On failure *count still counts the events
@@ -504,11 +511,12 @@ typedef struct pkv_engine_stats {
      they came back (the ones before them had left the cache): computed again. */
   int64_t swap_outs, swap_ins, swap_pages_out, swap_pages_in, swap_full, swap_drops;
   size_t swap_bytes, swap_used_bytes; /* of the host's memory */
+  int64_t ahead_steps; /* of a device: begun before the tokens of the step before were known */
 } pkv_engine_stats;
 #define PKV_ENGINE_STATS_INIT                                                                      \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_stats), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, \
-        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                           \
+        0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0                        \
   }
 
 /* Forgets the pages that no live request uses. */

@@ -641,6 +641,7 @@ class EngineOptions(Structure):
         ("device", c_int32),
         ("tensor_parallel", c_int32),
         ("swap_bytes", c_int64),
+        ("overlap", c_int32),
     ]
 
 
@@ -754,6 +755,7 @@ class EngineStats(Structure):
         ("swap_drops", c_int64),
         ("swap_bytes", c_size_t),
         ("swap_used_bytes", c_size_t),
+        ("ahead_steps", c_int64),
     ]
 
 

@@ -4,7 +4,7 @@
 #ifndef PKV_BACKEND_DEVICE_OPS_H
 #define PKV_BACKEND_DEVICE_OPS_H
 
-#include "backend/backend.h"
+#include "backend/device_dense.h"
 #include "plan/plan_tree.h"
 
 /* Bounds of a plan's arrays, from limits. */
@@ -48,6 +48,19 @@ struct pkv_device_plan {
   struct pkv_device_plan *line; /* shared: the `balanced` plan of the same rows, or NULL */
 };
 
+/* The inputs of decoding rows become those of their next step: the token that was chosen, one
+   position on, its slot by the block table. */
+typedef struct pkv_device_advance {
+  int32_t rows;
+  const int32_t *chosen;              /* [rows] */
+  int32_t *ids, *positions, *seq_len; /* [rows] */
+  int64_t *slots;                     /* [rows] */
+  pkv_dense_sample_row *sample_rows;  /* [rows] */
+  const int32_t *table;               /* [rows, table_stride], the next token's pages included */
+  int64_t table_stride;
+  int32_t page_tokens;
+} pkv_device_advance;
+
 typedef struct pkv_device_ops {
   pkv_status (*alloc)(void **out, pkv_executor *executor, size_t bytes, pkv_error *err);
   void (*free)(pkv_executor *executor, void *ptr);
@@ -77,6 +90,13 @@ typedef struct pkv_device_ops {
   pkv_status (*copy_rows)(pkv_executor *executor, void *to, size_t to_stride, const void *from,
                           size_t from_stride, size_t bytes, int32_t rows, void *stream,
                           pkv_error *err);
+  pkv_status (*advance)(pkv_executor *executor, const pkv_device_advance *p, void *stream,
+                        pkv_error *err);
+  /* What was on the stream when an event was recorded last has ended when event_wait returns. */
+  pkv_status (*event_create)(void **event, pkv_executor *executor, pkv_error *err);
+  void (*event_destroy)(pkv_executor *executor, void *event);
+  pkv_status (*event_record)(pkv_executor *executor, void *event, void *stream, pkv_error *err);
+  pkv_status (*event_wait)(pkv_executor *executor, void *event, pkv_error *err);
 } pkv_device_ops;
 
 /* The CUDA backend, where it is built in: on the device of this index; -1 = the thread's own. */

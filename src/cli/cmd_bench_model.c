@@ -24,7 +24,8 @@
 
 typedef struct bench_model_options {
   const char *model, *random, *prompts, *depths, *parallel, *csv, *commit;
-  int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device, ranks;
+  int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device, ranks,
+      waits;
   int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json, llama;
   int64_t seed;
 } bench_model_options;
@@ -42,6 +43,7 @@ static const pkv_option options_table[] = {
     PKV_CHOICE(O, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_INT(O, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
+    PKV_FLAG(O, waits, 0, "no-overlap", "with --device cuda: wait for each step before the next"),
     PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
              "prefill: prompts of so many tokens, separated by commas; 0 = none"),
     PKV_INT(O, generate, 'n', "generate", "N", "64", 0, MAX_TOKENS,
@@ -245,6 +247,7 @@ static void set_up(bench_model *b) {
   e->batch_invariant = !o->variant && o->device == PKV_DEVICE_CPU;
   e->device = (pkv_device)o->device;
   e->tensor_parallel = o->ranks;
+  e->overlap = !o->waits;
   b->subject.repeats = o->repeats;
   b->subject.seed = (uint64_t)o->seed << 20;
   b->run.run.commit = o->commit;

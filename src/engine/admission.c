@@ -242,6 +242,7 @@ static pkv_status yield_paused(bool *yielded, pkv_engine *e, pkv_error *err) {
 }
 
 pkv_status pkv_engine_admit(pkv_engine *engine, size_t most, pkv_error *err) {
+  engine->asked = false;
   PKV_TRY(join_followers(engine, err));
   int32_t refused = 0;
   while ((size_t)engine->running_count < most) {

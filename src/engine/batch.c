@@ -240,7 +240,7 @@ static pkv_status add_row(pkv_engine *e, pkv_q_class *c, int32_t slot, int32_t f
               "a step needs more than %d rows of logits", (int)e->max_logits);
     e->logit_tokens[e->logit_count] = at;
     if (e->weights != NULL) pkv_engine_device_row(e, e->logit_count, s);
-    e->logit_rows[e->logit_count++] = (pkv_logit_row){slot, first + i};
+    e->logit_rows[e->logit_count++] = (pkv_logit_row){slot, first + i, s->order};
   }
   e->tokens += q_len;
   return PKV_OK;
@@ -359,15 +359,9 @@ static pkv_status build_group(pkv_engine *e, int index, int32_t first_token, pkv
   return PKV_OK;
 }
 
-pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err) {
+void pkv_batch_note_rows(pkv_engine *engine) {
   pkv_engine *const e = engine;
-  e->tokens = e->logit_count = e->group_count = e->decode_rows = 0;
-  e->reads_logits = false;
-  for (int i = PKV_Q_CLASSES; i-- > 0;) {
-    const int32_t first = e->tokens;
-    PKV_TRY(fill_class(e, i, err));
-    PKV_TRY(build_group(e, i, first, err));
-  }
+  e->decode_rows = 0;
   for (int32_t i = 0; i < e->running_count; i++) {
     const pkv_seq *const s = &e->seqs[e->running[i]];
     if (s->planned == 0 || !pkv_seq_decodes(s)) continue;
@@ -377,7 +371,31 @@ pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err) {
              (size_t)pkv_pages_for(e, s->known) * sizeof *e->decode_table);
     e->decode_len[e->decode_rows++] = s->known;
   }
+}
+
+pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err) {
+  pkv_engine *const e = engine;
+  e->tokens = e->logit_count = e->group_count = 0;
+  e->reads_logits = false;
+  for (int i = PKV_Q_CLASSES; i-- > 0;) {
+    const int32_t first = e->tokens;
+    PKV_TRY(fill_class(e, i, err));
+    PKV_TRY(build_group(e, i, first, err));
+  }
+  pkv_batch_note_rows(e);
   return PKV_OK;
+}
+
+const pkv_forward_group *pkv_batch_go_on(pkv_engine *engine) {
+  pkv_engine *const e = engine;
+  pkv_q_class *const c = &e->classes[0];
+  c->rows = 0;
+  for (int32_t i = 0; i < e->logit_count; i++) {
+    const int32_t length = e->logit_rows[i].position + 2;
+    copy_table(e, c, e->seqs[e->logit_rows[i].seq].row, length);
+    c->seq_len[c->rows++] = length;
+  }
+  return &e->groups[0];
 }
 
 static pkv_status count_routes(pkv_engine *e, const pkv_shape *shape, int32_t layers,

@@ -234,6 +234,7 @@ static pkv_engine *create_empty(const pkv_model *model, const pkv_engine_options
   e->shape = *pkv_model_hparams(model);
   e->next_order = 1;
   e->options = *options;
+  e->lags = options->device != PKV_DEVICE_CPU && options->overlap != 0;
   e->options.tensor_parallel = or_default(options->tensor_parallel, 1);
   return e;
 }
@@ -309,6 +310,7 @@ void pkv_engine_destroy(pkv_engine *engine) {
 }
 
 void pkv_engine_cancel(pkv_engine *engine, int64_t id) {
+  if (engine != NULL) engine->asked = true;
   for (int32_t i = 0; engine != NULL && i < engine->options.max_requests; i++) {
     pkv_seq *const s = &engine->seqs[i];
     if (s->state == PKV_SEQ_FREE || s->id != id) continue;
@@ -318,6 +320,7 @@ void pkv_engine_cancel(pkv_engine *engine, int64_t id) {
 }
 
 void pkv_engine_pause(pkv_engine *engine, int64_t id, int32_t paused) {
+  if (engine != NULL) engine->asked = true;
   for (int32_t i = 0; engine != NULL && i < engine->options.max_requests; i++) {
     pkv_seq *const s = &engine->seqs[i];
     if (s->state == PKV_SEQ_FREE || s->id != id) continue;

@@ -10,6 +10,7 @@
  *   batch.c      what a step computes: tokens, groups, plans
  *   engine_device.c  weights, cache and forward pass on a device
  *   swap.c       pages of preempted ones in the host's memory, where a device has the cache
+ *   ahead.c      the step behind one that a device still computes
  *   step.c       one step: the above in order, forward, sampling, events
  *
  * A request, or each of its n answers, is a pkv_seq in a slot of `seqs` from submit to its last
@@ -120,6 +121,7 @@ typedef struct pkv_q_class {
 /* Which token a row of logits belongs to. */
 typedef struct pkv_logit_row {
   int32_t seq, position;
+  int64_t order; /* of the request that was in slot `seq` then */
 } pkv_logit_row;
 
 /* What one of an engine's devices has. */
@@ -179,6 +181,16 @@ struct pkv_engine {
   int32_t free_row_count;
   int64_t next_order;
   pkv_sched *sched; /* NULL: first come, first served, from `waiting` itself */
+
+  /*
+   * Steps on their way: 0 between calls on the CPU. A device's step is awaited by the call behind
+   * the one that began it (`lags`), after the next one was begun where that can be done without
+   * this one's tokens (ahead.c).
+   */
+  int32_t flights;
+  bool lags;
+  bool asked;       /* somebody came, or is to be looked at again, since the last admission */
+  int64_t begun_ns; /* when the oldest began, or could: the one before had ended */
 
   /* The batch of a step. */
   int32_t *ids, *positions; /* [max_tokens] */
@@ -301,6 +313,13 @@ void pkv_engine_device_end(pkv_engine *engine);
    needs logits on the host. */
 void pkv_engine_device_row(pkv_engine *engine, int32_t row, const pkv_seq *s);
 
+/* ahead.c */
+/* Begins the step behind the one on its way, where all that it needs but tokens is known. After a
+   failure the one on its way still is. */
+pkv_status pkv_ahead_begin(pkv_engine *engine, pkv_error *err);
+/* The older step's tokens were dealt with: the batch becomes that of the younger one. */
+void pkv_ahead_take(pkv_engine *engine);
+
 /* guide.c */
 /* Of one more answer; E_LIMIT: too many different ones. May allocate. */
 pkv_status pkv_guide_take(int32_t *guide, pkv_engine *engine, const pkv_constraint *constraint,
@@ -322,6 +341,10 @@ void pkv_batch_destroy(pkv_engine *engine);
 pkv_status pkv_batch_build(pkv_engine *engine, pkv_error *err);
 /* After a failed step: nobody may rely on having seen what it laid out. */
 void pkv_batch_forget(pkv_engine *engine);
+/* Row by row, the lengths and pages of decoding rows as class 0 has them, each one token more. */
+const pkv_forward_group *pkv_batch_go_on(pkv_engine *engine);
+/* The decoding rows, for policy and statistics. */
+void pkv_batch_note_rows(pkv_engine *engine);
 /* Adds what each route would have read for the decoding rows to the statistics. */
 pkv_status pkv_batch_count_routes(pkv_engine *engine, pkv_error *err);
 

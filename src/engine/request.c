@@ -238,6 +238,7 @@ pkv_status pkv_engine_submit(int64_t *id, pkv_engine *engine, const pkv_request 
     PKV_TRY(grow_slot(e, &e->seqs[slot], request, limit, err));
   }
   const int64_t first = e->next_order;
+  e->asked = true;
   for (int32_t c = 0, slot = 0; c < n; c++, slot++) {
     slot = free_slot(e, slot);
     pkv_seq *const s = &e->seqs[slot];

@@ -166,7 +166,8 @@ static pkv_status publish(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
     const pkv_seq *const s = &e->seqs[at.seq];
     const bool here = e->weights == NULL || e->reads_logits;
     const float *const logits = here ? e->logits + (size_t)i * (size_t)e->shape.vocab : NULL;
-    if (s->state != PKV_SEQ_RUNNING) continue; /* ended by an earlier row of this step */
+    /* Ended by an earlier row of this step, or since it was begun. */
+    if (s->state != PKV_SEQ_RUNNING || s->order != at.order) continue;
     if (at.position + 1 < s->prompt)
       PKV_TRY(echo_token(e, at.seq, at.position + 1, logits, sink, err));
     else
@@ -175,8 +176,9 @@ static pkv_status publish(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
   return PKV_OK;
 }
 
-static pkv_status forward(pkv_engine *e, pkv_error *err) {
-  const pkv_forward_batch batch = {
+static pkv_forward_batch batch_of(const pkv_engine *e) {
+  const bool samples = e->device != NULL && pkv_device_forward_samples(e->device);
+  return (pkv_forward_batch){
       .tokens = e->tokens,
       .ids = e->ids,
       .positions = e->positions,
@@ -187,16 +189,22 @@ static pkv_status forward(pkv_engine *e, pkv_error *err) {
       .logit_count = e->logit_count,
       .logits = e->weights == NULL || e->reads_logits ? e->logits : NULL,
       .sampled = e->sampled,
-      .sample_rows =
-          e->device != NULL && pkv_device_forward_samples(e->device) ? e->sample_rows : NULL,
+      .sample_rows = samples ? e->sample_rows : NULL,
   };
-  if (e->weights != NULL) {
-    /* For good: what the page should hold is nowhere else. */
-    if (e->copy_status != PKV_OK && err != NULL) *err = e->copy_error;
-    return e->copy_status != PKV_OK ? e->copy_status
-                                    : pkv_device_forward_run(e->device, &batch, err);
-  }
-  return pkv_forward_run(e->forward, e->caches, &batch, err);
+}
+
+static pkv_status begin_forward(pkv_engine *e, pkv_error *err) {
+  const pkv_forward_batch batch = batch_of(e);
+  if (e->weights == NULL) return pkv_forward_run(e->forward, e->caches, &batch, err);
+  /* For good: what the page should hold is nowhere else. */
+  if (e->copy_status != PKV_OK && err != NULL) *err = e->copy_error;
+  return e->copy_status != PKV_OK ? e->copy_status
+                                  : pkv_device_forward_begin(e->device, &batch, err);
+}
+
+static pkv_status finish_forward(pkv_engine *e, pkv_error *err) {
+  const pkv_forward_batch batch = batch_of(e);
+  return e->weights == NULL ? PKV_OK : pkv_device_forward_finish(e->device, &batch, err);
 }
 
 /* After a failure: rows back to what is really computed, so that the step can be tried again. */
@@ -213,7 +221,6 @@ static void roll_back(pkv_engine *e) {
 static void count_step(pkv_engine *e, int64_t nanoseconds) {
   const double seconds = (double)nanoseconds * 1e-9;
   const double share = (double)e->decode_rows / (double)e->tokens;
-  e->stats.steps++;
   e->stats.decode_steps += e->decode_rows > 0;
   e->stats.decode_tokens += e->decode_rows;
   e->stats.prefill_tokens += e->tokens - e->decode_rows;
@@ -231,28 +238,49 @@ static void note_peak(pkv_engine *e) {
   if (used > e->stats.pages_peak) e->stats.pages_peak = used;
 }
 
-static pkv_status compute(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
-  const int64_t begin = pkv_clock_ns();
+/* The next step is laid out and begun; nothing to compute: none. */
+static pkv_status begin_step(pkv_engine *e, pkv_error *err) {
+  e->begun_ns = pkv_clock_ns();
   pkv_status status = pkv_engine_reserve(e, err);
   note_peak(e);
   if (status == PKV_OK) status = pkv_batch_build(e, err);
-  if (status == PKV_OK && e->tokens > 0) status = forward(e, err);
+  if (status == PKV_OK && e->tokens > 0) status = begin_forward(e, err);
   if (status != PKV_OK) {
     roll_back(e);
     return status;
   }
   if (e->tokens == 0) return PKV_OK;
+  e->flights++;
+  e->stats.steps++;
   for (int32_t i = 0; i < e->running_count; i++) {
     pkv_seq *const s = &e->seqs[e->running[i]];
-    if (s->planned > 0 && s->started_ns == 0) s->started_ns = begin;
+    if (s->planned > 0 && s->started_ns == 0) s->started_ns = e->begun_ns;
+  }
+  return PKV_OK;
+}
+
+/* The oldest step on its way: its tokens, and what follows from them. */
+static pkv_status end_step(pkv_engine *e, pkv_event_sink *sink, pkv_error *err) {
+  const pkv_status status = finish_forward(e, err);
+  if (status != PKV_OK) {
+    e->flights = 0;
+    roll_back(e);
+    return status;
+  }
+  e->flights--;
+  for (int32_t i = 0; i < e->running_count; i++) {
+    pkv_seq *const s = &e->seqs[e->running[i]];
     s->computed += s->planned;
   }
   pkv_engine_publish_pages(e);
   PKV_TRY(pkv_batch_count_routes(e, err));
   PKV_TRY(publish(e, sink, err));
-  const int64_t spent = pkv_clock_ns() - begin;
-  count_step(e, spent);
-  return pkv_queue_reward(e, (double)spent * 1e-9, err);
+  const int64_t now = pkv_clock_ns(), spent = now - e->begun_ns;
+  if (e->tokens > 0) count_step(e, spent);
+  e->begun_ns = now;
+  PKV_TRY(pkv_queue_reward(e, (double)spent * 1e-9, err));
+  if (e->flights > 0) pkv_ahead_take(e);
+  return PKV_OK;
 }
 
 /* With nothing running, nobody but the cache owns a page. */
@@ -293,9 +321,17 @@ pkv_status pkv_engine_step(pkv_event *events, size_t capacity, size_t *count, pk
 
   pkv_event_sink sink = {events, capacity, 0};
   pkv_status status = cancel_running(engine, &sink, err);
-  /* A cancellation has used up the event of its row: who takes the row over may need one more. */
-  if (status == PKV_OK) status = pkv_engine_admit(engine, capacity - echo - sink.count, err);
-  if (status == PKV_OK) status = compute(engine, &sink, err);
+  if (status == PKV_OK && engine->flights > 0) status = pkv_ahead_begin(engine, err);
+  if (status == PKV_OK && engine->flights > 0) status = end_step(engine, &sink, err);
+  if (status == PKV_OK && engine->flights == 0) {
+    /* A cancellation has used up the event of its row: who takes the row over may need one more,
+       where the step ends in this call. */
+    const size_t used = engine->lags ? 0 : sink.count;
+    status = pkv_engine_admit(engine, capacity - echo - used, err);
+    if (status == PKV_OK) status = begin_step(engine, err);
+    if (status == PKV_OK && engine->flights > 0 && !engine->lags)
+      status = end_step(engine, &sink, err);
+  }
   if (status == PKV_OK) status = cancel_waiting(engine, &sink, err);
   if (status == PKV_OK) status = check_idle(engine, err);
   *count = sink.count;

@@ -124,8 +124,11 @@ static pkv_status create_buffers(pkv_device_forward *f, pkv_error *err) {
   PKV_TRY(dense->host_alloc(&f->host_inputs, f->executor, f->input_bytes, err));
   layout host = {f->host_inputs, 0, false};
   take_inputs(&f->host, &host, o);
-  return dense->host_alloc(&f->host_sampled, f->executor,
-                           (size_t)o->max_logits * sizeof *f->sampled, err);
+  PKV_TRY(dense->host_alloc(&f->host_sampled, f->executor,
+                            2 * (size_t)o->max_logits * sizeof *f->sampled, err));
+  for (int i = 0; i < 2 && !f->divided; i++)
+    PKV_TRY(f->executor->device_ops->event_create(&f->ended[i], f->executor, err));
+  return PKV_OK;
 }
 
 /* ---- plans ---- */
@@ -253,6 +256,8 @@ static void destroy_rank(pkv_device_forward *f) {
     destroy_class(f, i);
   dense->host_free(f->executor, f->host_inputs);
   dense->host_free(f->executor, f->host_sampled);
+  for (int i = 0; i < 2; i++)
+    if (f->ended[i]) f->executor->device_ops->event_destroy(f->executor, f->ended[i]);
   if (f->memory) f->executor->device_ops->free(f->executor, f->memory);
   if (f->stream) dense->stream_destroy(f->executor, f->stream);
   pkv_free(&allocator, f->caches, (size_t)f->model->hp.layers * sizeof *f->caches);
@@ -544,42 +549,126 @@ static pkv_status launch(pkv_device_forward *f, const pkv_device_pass *pass, pkv
     PKV_TRY(pkv_device_rank_select(rank, err));
     PKV_TRY(send_inputs(rank, err));
   }
-  return index >= 0 ? launch_graphs(f, index, pass->shared, err)
-                    : pkv_device_pass_run(f, pass, err);
+  if (index < 0) return pkv_device_pass_run(f, pass, err);
+  PKV_TRY(launch_graphs(f, index, pass->shared, err));
+  if (f->rank_count > 1 || pass->logit_count != pass->tokens) return PKV_OK;
+  f->last_rows = pass->tokens;
+  f->last_graph = index;
+  f->last_shared = pass->shared;
+  return PKV_OK;
 }
 
-static pkv_status fetch(pkv_device_forward *f, const pkv_forward_batch *b, pkv_error *err) {
+static int32_t *sampled_of(const pkv_device_forward *f, int32_t which) {
+  return (int32_t *)f->host_sampled + (int64_t)which * f->options.max_logits;
+}
+
+/* The tokens of what is on the stream come down; one more pass is begun. */
+static pkv_status send_back(pkv_device_forward *f, int32_t count, pkv_error *err) {
   const pkv_device_ops *ops = f->executor->device_ops;
-  const int64_t vocab = f->model->hp.vocab;
+  const int32_t which = (f->oldest + f->begun) % 2;
   PKV_TRY(pkv_device_rank_select(f, err));
-  if (b->logit_count > 0)
-    PKV_TRY(ops->copy(f->executor, f->host_sampled, f->sampled,
-                      (size_t)b->logit_count * sizeof *f->sampled, f->stream, err));
-  /* A copy to memory that is not pinned waits for the stream, whatever that waits for. */
-  if (f->group && b->logits) PKV_TRY(synchronize_all(f, err));
+  if (count > 0)
+    PKV_TRY(ops->copy(f->executor, sampled_of(f, which), f->sampled,
+                      (size_t)count * sizeof *f->sampled, f->stream, err));
+  if (f->ended[which]) PKV_TRY(ops->event_record(f->executor, f->ended[which], f->stream, err));
+  f->begun++;
+  return PKV_OK;
+}
+
+static pkv_status fetch_logits(pkv_device_forward *f, const pkv_forward_batch *b, pkv_error *err) {
+  const int64_t vocab = f->model->hp.vocab;
   /* One transfer, where rows lie as close as the host has them. */
   const int64_t at_once = f->logit_stride == vocab ? b->logit_count : 1;
-  for (int64_t i = 0; b->logits && i < b->logit_count; i += at_once)
-    PKV_TRY(ops->copy(f->executor, b->logits + i * vocab, f->logits + i * f->logit_stride,
-                      (size_t)(at_once * vocab) * sizeof *b->logits, f->stream, err));
-  PKV_TRY(synchronize_all(f, err));
+  PKV_TRY(pkv_device_rank_select(f, err));
+  for (int64_t i = 0; i < b->logit_count; i += at_once)
+    PKV_TRY(f->executor->device_ops->copy(
+        f->executor, b->logits + i * vocab, f->logits + i * f->logit_stride,
+        (size_t)(at_once * vocab) * sizeof *b->logits, f->stream, err));
+  return synchronize_all(f, err);
+}
+
+static pkv_status begin_batch(pkv_device_forward *f, const pkv_forward_batch *batch,
+                              pkv_error *err) {
+  pkv_device_pass pass = {0};
+  f->last_rows = 0;
+  PKV_TRY(pkv_batch_check_counts(batch, f->options.max_tokens, f->options.max_logits, err));
+  PKV_TRY(pkv_batch_check_tokens(batch, f->model->hp.vocab, f->options.max_seq_len, "max_seq_len",
+                                 err));
+  /* Behind a pass that broke off sums may still be read, or a rank may be lost; and what the host
+     is about to write may still be on its way up. */
+  if (f->group || f->broken) PKV_TRY(synchronize_all(f, err));
+  f->broken = true;
+  for (int32_t r = 0; r < f->rank_count; r++)
+    PKV_TRY(read_batch(f->ranks[r], &pass, batch, err));
+  PKV_TRY(launch(f, &pass, err));
+  PKV_TRY(send_back(f, batch->logit_count, err));
+  f->broken = false;
+  return PKV_OK;
+}
+
+pkv_status pkv_device_forward_begin(pkv_device_forward *f, const pkv_forward_batch *batch,
+                                    pkv_error *err) {
+  PKV_CHECK(err, f->begun == 0, PKV_E_STATE, "the pass before was not finished");
+  return begin_batch(f, batch, err);
+}
+
+pkv_status pkv_device_forward_finish(pkv_device_forward *f, const pkv_forward_batch *b,
+                                     pkv_error *err) {
+  const int32_t which = f->oldest;
+  PKV_CHECK(err, f->begun > 0, PKV_E_STATE, "no pass was begun");
+  pkv_status status = f->ended[which]
+                          ? f->executor->device_ops->event_wait(f->executor, f->ended[which], err)
+                          : synchronize_all(f, err);
+  /* A copy to memory that is not pinned waits for the stream, whatever that waits for. */
+  if (status == PKV_OK && b->logits) status = fetch_logits(f, b, err);
+  f->begun = status == PKV_OK ? f->begun - 1 : 0;
+  f->oldest = !which;
+  f->broken = f->broken || status != PKV_OK;
+  PKV_TRY(status);
   if (b->sampled && b->logit_count > 0)
-    memcpy(b->sampled, f->host_sampled, (size_t)b->logit_count * sizeof *b->sampled);
+    memcpy(b->sampled, sampled_of(f, which), (size_t)b->logit_count * sizeof *b->sampled);
   return PKV_OK;
 }
 
 pkv_status pkv_device_forward_run(pkv_device_forward *f, const pkv_forward_batch *batch,
                                   pkv_error *err) {
-  pkv_device_pass pass = {0};
-  PKV_TRY(pkv_batch_check_counts(batch, f->options.max_tokens, f->options.max_logits, err));
-  PKV_TRY(pkv_batch_check_tokens(batch, f->model->hp.vocab, f->options.max_seq_len, "max_seq_len",
-                                 err));
-  /* Behind a pass that failed half-way sums may still be read, or a rank may be lost. */
-  if (f->group) PKV_TRY(synchronize_all(f, err));
-  for (int32_t r = 0; r < f->rank_count; r++)
-    PKV_TRY(read_batch(f->ranks[r], &pass, batch, err));
-  PKV_TRY(launch(f, &pass, err));
-  return fetch(f, batch, err);
+  PKV_TRY(pkv_device_forward_begin(f, batch, err));
+  return pkv_device_forward_finish(f, batch, err);
+}
+
+int32_t pkv_device_forward_goes_on(const pkv_device_forward *f) {
+  return f->begun == 1 ? f->last_rows : 0;
+}
+
+static pkv_status go_on(pkv_device_forward *f, const pkv_forward_group *g, pkv_error *err) {
+  const pkv_device_advance next = {.rows = g->rows,
+                                   .chosen = f->sampled,
+                                   .ids = f->device.ids,
+                                   .positions = f->device.positions,
+                                   .seq_len = f->device.seq_len[0],
+                                   .slots = f->device.slots,
+                                   .sample_rows = f->device.sample_rows,
+                                   .table = f->classes[0].table,
+                                   .table_stride = f->options.max_pages,
+                                   .page_tokens = f->options.page_tokens};
+  for (int32_t r = 0; r < g->rows; r++)
+    if (g->changed == NULL || g->changed[r] != 0)
+      PKV_TRY(send_table(f, 0, r, g->block_table + r * g->block_table_stride, g->seq_len[r], err));
+  PKV_TRY(f->executor->device_ops->advance(f->executor, &next, f->stream, err));
+  PKV_TRY(launch_graphs(f, f->last_graph, f->last_shared, err));
+  return send_back(f, g->rows, err);
+}
+
+pkv_status pkv_device_forward_go_on(pkv_device_forward *f, const pkv_forward_group *group,
+                                    pkv_error *err) {
+  PKV_CHECK(err, f->begun == 1 && group->rows == f->last_rows, PKV_E_STATE,
+            "%d rows go on from %d of %d passes", (int)group->rows, (int)f->last_rows,
+            (int)f->begun);
+  const pkv_status status = go_on(f, group, err);
+  if (status == PKV_OK) return PKV_OK;
+  f->last_rows = 0; /* the inputs may have gone on */
+  f->broken = true;
+  return status;
 }
 
 static pkv_status copy_page(pkv_device_forward *f, int32_t to, int32_t from, pkv_error *err) {

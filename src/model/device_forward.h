@@ -54,6 +54,24 @@ bool pkv_device_forward_samples(const pkv_device_forward *forward);
    with rows, q_len and seq_len instead of plans. */
 pkv_status pkv_device_forward_run(pkv_device_forward *forward, const pkv_forward_batch *batch,
                                   pkv_error *err);
+/*
+ * The same in two halves. begin returns when the pass is on the stream, finish when its tokens and,
+ * where `batch` has them, its logits are there; a failure leaves nothing begun.
+ */
+pkv_status pkv_device_forward_begin(pkv_device_forward *forward, const pkv_forward_batch *batch,
+                                    pkv_error *err);
+pkv_status pkv_device_forward_finish(pkv_device_forward *forward, const pkv_forward_batch *batch,
+                                     pkv_error *err);
+/* How many rows the pass that was begun can be gone on from with, before its tokens are known: 0
+   where it is not one of decoding rows alone, from a graph, on one device. */
+int32_t pkv_device_forward_goes_on(const pkv_device_forward *forward);
+/*
+ * Begins the pass behind it: the same rows, each with the token that will have been chosen for it,
+ * one position on. `group`: with the new lengths, and tables that hold the new tokens' pages.
+ * finish is for the older one first. After a failure the older one is still there.
+ */
+pkv_status pkv_device_forward_go_on(pkv_device_forward *forward, const pkv_forward_group *group,
+                                    pkv_error *err);
 /* One page of all layers onto another, in order with the passes. */
 pkv_status pkv_device_forward_copy_page(pkv_device_forward *forward, int32_t to, int32_t from,
                                         pkv_error *err);

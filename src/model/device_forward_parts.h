@@ -65,7 +65,14 @@ struct pkv_device_forward {
 
   void *memory; /* device: all buffers */
   size_t memory_bytes;
-  void *host_inputs, *host_sampled; /* pinned */
+  void *host_inputs, *host_sampled; /* pinned; sampled: [2, max_logits], of two passes */
+  void *ended[2];                   /* events; NULL: of several ranks */
+  int32_t begun;                    /* passes whose tokens were not asked for yet: 0 to 2 */
+  int32_t oldest;                   /* 0 or 1: which of the two that they use */
+  int32_t last_rows;                /* of the last pass, where it can be gone on from; else 0 */
+  int32_t last_graph;
+  bool last_shared;
+  bool broken; /* a pass broke off: something may be on the stream that nobody waited for */
   pkv_device_inputs host, device;
   void *device_inputs;
   size_t input_bytes;

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -167,6 +168,47 @@ static pkv_status fake_copy_rows(pkv_executor *executor, void *to, size_t to_str
     memcpy((char *)to + (size_t)i * to_stride, (const char *)from + (size_t)i * from_stride, bytes);
   fake_device_state.copied_rows += rows;
   return PKV_OK;
+}
+
+static pkv_status fake_advance(pkv_executor *executor, const pkv_device_advance *p, void *stream,
+                               pkv_error *err) {
+  (void)executor;
+  PKV_TRY(fake_counted("advance", err));
+  PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "advance while the stream captures");
+  for (int32_t i = 0; i < p->rows; i++) {
+    const int32_t at = ++p->positions[i];
+    p->ids[i] = p->chosen[i];
+    p->seq_len[i]++;
+    p->sample_rows[i].position++;
+    p->slots[i] = (int64_t)p->table[i * p->table_stride + at / p->page_tokens] * p->page_tokens +
+                  at % p->page_tokens;
+  }
+  fake_device_state.advances++;
+  return PKV_OK;
+}
+
+static pkv_status fake_event_create(void **event, pkv_executor *executor, pkv_error *err) {
+  *event = NULL;
+  PKV_TRY(fake_counted("event_create", err));
+  return executor->device_ops->alloc(event, executor, 1, err);
+}
+
+static void fake_event_destroy(pkv_executor *executor, void *event) {
+  if (event != NULL) executor->device_ops->free(executor, event);
+}
+
+static pkv_status fake_event_record(pkv_executor *executor, void *event, void *stream,
+                                    pkv_error *err) {
+  (void)executor;
+  (void)event;
+  PKV_CHECK(err, !capturing(stream), PKV_E_DEVICE, "an event while the stream captures");
+  return fake_counted("event_record", err);
+}
+
+static pkv_status fake_event_wait(pkv_executor *executor, void *event, pkv_error *err) {
+  (void)executor;
+  assert_non_null(event);
+  return fake_counted("event_wait", err);
 }
 
 static pkv_status fake_synchronize(pkv_executor *executor, void *stream, pkv_error *err) {
@@ -367,7 +409,12 @@ static const pkv_device_ops fake_ops = {.alloc = fake_alloc,
                                         .reset = fake_reset,
                                         .attention = fake_attention,
                                         .append = fake_append,
-                                        .copy_rows = fake_copy_rows};
+                                        .copy_rows = fake_copy_rows,
+                                        .advance = fake_advance,
+                                        .event_create = fake_event_create,
+                                        .event_destroy = fake_event_destroy,
+                                        .event_record = fake_event_record,
+                                        .event_wait = fake_event_wait};
 
 pkv_executor *fake_device_create(void) {
   pkv_executor *const executor = fake_device_another();

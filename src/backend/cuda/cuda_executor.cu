@@ -16,6 +16,7 @@ extern "C" {
 #include "plan/plan_core.h"
 }
 
+#include "backend/cuda/cuda_advance.h"
 #include "backend/cuda/cuda_launch.h"
 #include "backend/cuda/cuda_state.h"
 #include "backend/cuda/cuda_tree.h"
@@ -429,10 +430,45 @@ static pkv_status device_append(pkv_executor *executor, const pkv_append_params 
                            (cudaStream_t)stream, err);
 }
 
+static pkv_status device_advance(pkv_executor *executor, const pkv_device_advance *p, void *stream,
+                                 pkv_error *err) {
+  return pkv_cuda_launched(executor, pkv_cuda_launch_advance(p, (cudaStream_t)stream), "advance",
+                           (cudaStream_t)stream, err);
+}
+
+static pkv_status device_event_create(void **event, pkv_executor *executor, pkv_error *err) {
+  cudaEvent_t made = NULL;
+  *event = NULL;
+  PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
+  PKV_CUDA(err, cudaEventCreateWithFlags(&made, cudaEventDisableTiming));
+  *event = made;
+  return PKV_OK;
+}
+
+static void device_event_destroy(pkv_executor *executor, void *event) {
+  (void)executor;
+  if (event && cudaEventDestroy((cudaEvent_t)event) != cudaSuccess) (void)cudaGetLastError();
+}
+
+static pkv_status device_event_record(pkv_executor *executor, void *event, void *stream,
+                                      pkv_error *err) {
+  (void)executor;
+  PKV_CUDA(err, cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream));
+  return PKV_OK;
+}
+
+static pkv_status device_event_wait(pkv_executor *executor, void *event, pkv_error *err) {
+  (void)executor;
+  PKV_CUDA(err, cudaEventSynchronize((cudaEvent_t)event));
+  return PKV_OK;
+}
+
 static const pkv_device_ops cuda_device_ops = {
-    device_alloc,      device_free,       device_copy,     device_synchronize, device_parts,
-    device_sizes,      device_build,      device_reset,    device_attention,   device_append,
-    device_tree_parts, device_build_tree, device_copy_rows};
+    device_alloc,        device_free,       device_copy,           device_synchronize,
+    device_parts,        device_sizes,      device_build,          device_reset,
+    device_attention,    device_append,     device_tree_parts,     device_build_tree,
+    device_copy_rows,    device_advance,    device_event_create,   device_event_destroy,
+    device_event_record, device_event_wait};
 
 static const pkv_backend_ops cuda_ops = {"cuda"};
 
