@@ -280,12 +280,16 @@ typedef struct pkv_engine_options {
   /* 1 (default): a call of pkv_engine_step begins a device's next step before it returns, so that
      the device computes while the caller deals with the events. 0: it waits for the step. */
   int32_t overlap;
+  /* CUDA: a file in which it is kept which forms of matrix products are the fastest here, so that
+     the next engine need not measure them; made, and written anew, where something was measured.
+     One that is damaged or of another device counts as none. NULL = none; outlives the engine. */
+  const char *products_file;
 } pkv_engine_options;
 #define PKV_ENGINE_OPTIONS_INIT                                                                    \
   {                                                                                                \
     (uint32_t)sizeof(pkv_engine_options), 0, PKV_ISA_AUTO, PKV_DTYPE_F16, 16, 0, 0, 0, 0, 0,       \
         PKV_ACTIVATIONS_I8, PKV_POLICY_FIXED, PKV_ROUTE_AUTO, 1, 1, 0, NULL, 1, PKV_SCHED_FCFS,    \
-        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU, 0, 0, 1                                   \
+        PKV_SCHED_ALWAYS, 0, 0.0f, 0.0f, PKV_DEVICE_CPU, 0, 0, 1, NULL                             \
   }
 
 /*

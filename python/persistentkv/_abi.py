@@ -642,6 +642,7 @@ class EngineOptions(Structure):
         ("tensor_parallel", c_int32),
         ("swap_bytes", c_int64),
         ("overlap", c_int32),
+        ("products_file", c_void_p),
     ]
 
 

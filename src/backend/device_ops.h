@@ -5,6 +5,7 @@
 #define PKV_BACKEND_DEVICE_OPS_H
 
 #include "backend/device_dense.h"
+#include "backend/product_choices.h"
 #include "plan/plan_tree.h"
 
 /* Bounds of a plan's arrays, from limits. */
@@ -97,6 +98,12 @@ typedef struct pkv_device_ops {
   void (*event_destroy)(pkv_executor *executor, void *event);
   pkv_status (*event_record)(pkv_executor *executor, void *event, void *stream, pkv_error *err);
   pkv_status (*event_wait)(pkv_executor *executor, void *event, pkv_error *err);
+  /* Of prepared products (device_dense.h): who measures, what is known already from elsewhere, and
+     what is known now; *timed: how many of these this process measured. NULL: nothing is. */
+  void (*products_maker)(char maker[PKV_PRODUCT_MAKER], pkv_executor *executor);
+  void (*products_take)(pkv_executor *executor, const pkv_product_choice *choices, int32_t count);
+  int32_t (*products_list)(pkv_product_choice out[PKV_PRODUCT_CHOICES], int32_t *timed,
+                           pkv_executor *executor);
 } pkv_device_ops;
 
 /* The CUDA backend, where it is built in: on the device of this index; -1 = the thread's own. */

@@ -23,7 +23,7 @@
 #define MAX_ROWS   1024
 
 typedef struct bench_model_options {
-  const char *model, *random, *prompts, *depths, *parallel, *csv, *commit;
+  const char *model, *random, *prompts, *depths, *parallel, *csv, *commit, *products;
   int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device, ranks,
       waits;
   int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json, llama;
@@ -43,6 +43,8 @@ static const pkv_option options_table[] = {
     PKV_CHOICE(O, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_INT(O, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
+    PKV_TEXT(O, products, 0, "products-file", "FILE", NULL,
+             "with --device cuda: keeps which matrix products are the fastest, for faster starts"),
     PKV_FLAG(O, waits, 0, "no-overlap", "with --device cuda: wait for each step before the next"),
     PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
              "prefill: prompts of so many tokens, separated by commas; 0 = none"),
@@ -248,6 +250,7 @@ static void set_up(bench_model *b) {
   e->device = (pkv_device)o->device;
   e->tensor_parallel = o->ranks;
   e->overlap = !o->waits;
+  e->products_file = o->products;
   b->subject.repeats = o->repeats;
   b->subject.seed = (uint64_t)o->seed << 20;
   b->run.run.commit = o->commit;

@@ -17,6 +17,7 @@ typedef struct run_options {
   double temperature, top_p;
   int64_t seed;
   int32_t device;
+  const char *products;
 } run_options;
 
 static const char *const kv_dtypes[] = {"f32", "f16", "bf16", "fp8_e4m3", NULL};
@@ -49,6 +50,8 @@ static const pkv_option options_table[] = {
     PKV_CHOICE(run_options, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_INT(run_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
+    PKV_TEXT(run_options, products, 0, "products-file", "FILE", NULL,
+             "with --device cuda: keeps which matrix products are the fastest, for faster starts"),
     PKV_INT(run_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(run_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(run_options, activations, 0, "activations", activation_names, "i8",
@@ -117,6 +120,7 @@ static pkv_status create_engine(run_state *s, pkv_error *err) {
   options.max_seq_len = o->ctx;
   options.device = (pkv_device)o->device;
   options.tensor_parallel = o->ranks;
+  options.products_file = o->products;
   options.batch_invariant = o->device == PKV_DEVICE_CPU;
   options.max_rows = 1;
   options.max_requests = 1;

@@ -13,7 +13,7 @@
 #include "server/serve.h"
 
 typedef struct serve_options {
-  const char *config, *model, *host, *name, *key_file, *keys, *cors;
+  const char *config, *model, *host, *name, *key_file, *keys, *cors, *products;
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
   int32_t header_s, body_s, idle_s, stall_s, drain_s, progress_s;
   int32_t order, admission, beside, no_cache, shared_cache, device, ranks;
@@ -52,6 +52,8 @@ static const pkv_option options_table[] = {
     PKV_CHOICE(serve_options, device, 0, "device", devices, "cpu", "where the model runs"),
     PKV_INT(serve_options, ranks, 0, "tensor-parallel-size", "N", "1", 1, PKV_MAX_RANKS,
             "with --device cuda: devices that compute together, the first N seen"),
+    PKV_TEXT(serve_options, products, 0, "products-file", "FILE", NULL,
+             "with --device cuda: keeps which matrix products are the fastest, for faster starts"),
     PKV_NUMBER(serve_options, swap, 0, "swap-space", "GIB", "-1", -1.0, 65536.0,
                "with --device cuda: host memory for preempted requests, 0 = none, -1 = up to 4"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
@@ -160,6 +162,7 @@ static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
   engine->device = (pkv_device)o->device;
   engine->tensor_parallel = o->ranks;
   engine->swap_bytes = swap_bytes(o->swap);
+  engine->products_file = o->products;
   engine->batch_invariant = o->device == PKV_DEVICE_CPU;
   engine->route_stats = 1;
   engine->order = (pkv_sched_order)o->order;

@@ -284,6 +284,7 @@ void pkv_engine_destroy(pkv_engine *engine) {
   pkv_engine *const e = engine;
   if (e == NULL) return;
   const pkv_allocator a = e->allocator;
+  pkv_engine_device_save(e);
   pkv_forward_destroy(e->forward);
   pkv_device_forward_destroy(e->device);
   pkv_batch_destroy(e);

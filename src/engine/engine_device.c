@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "engine/engine_state.h"
 #include "kv/pool.h"
+#include "model/device_products.h"
 #include "pkv/device.h"
 
 #define RESERVE   ((size_t)768 << 20) /* for graphs and the libraries' own memory */
@@ -85,11 +86,16 @@ static size_t keep_free(const pkv_engine *e, int32_t rank) {
   return pkv_mul_size(&keep, tenth, 10) ? with_reserve(keep) : SIZE_MAX;
 }
 
+static int32_t executors_of(pkv_executor *executors[PKV_MAX_RANKS], const pkv_engine *e) {
+  for (int32_t r = 0; r < e->rank_count; r++)
+    executors[r] = e->ranks[r].executor;
+  return e->rank_count;
+}
+
 static pkv_status create_shards(pkv_engine *e, pkv_error *err) {
   pkv_executor *executors[PKV_MAX_RANKS];
   int32_t reaches = 0;
-  for (int32_t r = 0; r < e->rank_count; r++)
-    executors[r] = e->ranks[r].executor;
+  (void)executors_of(executors, e);
   PKV_TRY(pkv_device_reaches(&reaches, executors, e->rank_count, err));
   for (int32_t r = 0; r < e->rank_count; r++)
     PKV_TRY(pkv_model_shard_create(&e->ranks[r].shard, e->model, r, e->rank_count, reaches != 0,
@@ -212,8 +218,21 @@ pkv_status pkv_engine_device_pool(pkv_engine *e, pkv_error *err) {
   return PKV_OK;
 }
 
+void pkv_engine_device_save(pkv_engine *e) {
+  pkv_executor *executors[PKV_MAX_RANKS];
+  const char *const file = e->options.products_file;
+  if (file == NULL || e->device == NULL) return;
+  e->products_saved = pkv_device_products_save(executors, executors_of(executors, e), file,
+                                               e->products_saved, &e->allocator);
+}
+
 pkv_status pkv_engine_device_attach(pkv_engine *e, pkv_error *err) {
+  pkv_executor *executors[PKV_MAX_RANKS];
+  const char *const file = e->options.products_file;
+  if (file != NULL)
+    pkv_device_products_load(executors, executors_of(executors, e), file, &e->allocator);
   PKV_TRY(pkv_device_forward_attach(e->device, e->device_caches, err));
+  pkv_engine_device_save(e);
   return pkv_swap_create(e, err);
 }
 

@@ -164,6 +164,7 @@ struct pkv_engine {
   pkv_status copy_status;               /* of the pages copied so far: no step after a failure */
   pkv_error copy_error;
   pkv_swap swap;
+  int32_t products_saved; /* products that had been measured when the file was written */
   pkv_pool *pool;
   pkv_table *table;
   pkv_cache *caches;    /* [layers] */
@@ -308,6 +309,8 @@ pkv_status pkv_engine_device_room(int64_t *tokens, pkv_engine *engine, pkv_error
 pkv_status pkv_engine_device_forward(pkv_engine *engine, pkv_error *err);
 pkv_status pkv_engine_device_pool(pkv_engine *engine, pkv_error *err);
 pkv_status pkv_engine_device_attach(pkv_engine *engine, pkv_error *err);
+/* What was measured of products since the last time goes to options.products_file. */
+void pkv_engine_device_save(pkv_engine *engine);
 void pkv_engine_device_end(pkv_engine *engine);
 /* Row `row` of logits is this request's: how its token is chosen. Sets reads_logits where that
    needs logits on the host. */

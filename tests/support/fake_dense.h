@@ -24,6 +24,8 @@ typedef struct fake_meeting {
 /* The same of a call of all ranks. */
 pkv_status fake_put_all(fake_meeting *meeting, void *const *streams, fake_call run,
                         pkv_executor *executor, const void *params, size_t bytes, pkv_error *err);
+/* A product of this shape runs: measured, where it is the executor's first. */
+void fake_note_product(const pkv_executor *executor, const pkv_dense_matmul_params *p);
 /* Counts a call that can fail; a failure when it is the one that should. */
 pkv_status fake_counted(const char *name, pkv_error *err);
 

@@ -397,6 +397,62 @@ static pkv_status fake_append(pkv_executor *executor, const pkv_append_params *p
   return status;
 }
 
+/* ------------------------------------------------------------------ products */
+
+enum { MOST_PRODUCTS = 512 };
+static struct fake_product {
+  const pkv_executor *executor;
+  pkv_product_choice choice;
+  bool measured;
+} products[MOST_PRODUCTS];
+static int product_count;
+
+static void keep_product(const pkv_executor *executor, pkv_product_choice c, bool measured) {
+  for (int i = 0; i < product_count; i++) {
+    const pkv_product_choice *o = &products[i].choice;
+    if (products[i].executor == executor && o->n == c.n && o->k == c.k && o->m == c.m &&
+        o->x_stride == c.x_stride && o->y_stride == c.y_stride && o->act == c.act &&
+        o->y_f32 == c.y_f32 && o->accumulate == c.accumulate)
+      return;
+  }
+  assert_true(product_count < MOST_PRODUCTS);
+  products[product_count++] = (struct fake_product){executor, c, measured};
+  fake_device_state.measured += measured;
+}
+
+void fake_note_product(const pkv_executor *executor, const pkv_dense_matmul_params *p) {
+  if (fake_device_state.maker != NULL)
+    keep_product(executor,
+                 (pkv_product_choice){p->gate ? p->w.n / 2 : p->w.n, p->w.k, p->x_stride,
+                                      p->y_stride, p->m, (int32_t)p->act, p->y_f32, p->accumulate,
+                                      p->m % 8},
+                 true);
+}
+
+static void fake_products_maker(char maker[PKV_PRODUCT_MAKER], pkv_executor *executor) {
+  (void)executor;
+  (void)snprintf(maker, PKV_PRODUCT_MAKER, "%s",
+                 fake_device_state.maker != NULL ? fake_device_state.maker : "nobody");
+}
+
+static void fake_products_take(pkv_executor *executor, const pkv_product_choice *choices,
+                               int32_t count) {
+  for (int32_t i = 0; i < count; i++)
+    keep_product(executor, choices[i], false);
+}
+
+static int32_t fake_products_list(pkv_product_choice out[PKV_PRODUCT_CHOICES], int32_t *timed,
+                                  pkv_executor *executor) {
+  int32_t count = 0;
+  *timed = 0;
+  for (int i = 0; i < product_count; i++) {
+    if (products[i].executor != executor) continue;
+    out[count++] = products[i].choice;
+    *timed += products[i].measured;
+  }
+  return count;
+}
+
 static const pkv_device_ops fake_ops = {.alloc = fake_alloc,
                                         .free = fake_free,
                                         .copy = fake_copy,
@@ -414,11 +470,15 @@ static const pkv_device_ops fake_ops = {.alloc = fake_alloc,
                                         .event_create = fake_event_create,
                                         .event_destroy = fake_event_destroy,
                                         .event_record = fake_event_record,
-                                        .event_wait = fake_event_wait};
+                                        .event_wait = fake_event_wait,
+                                        .products_maker = fake_products_maker,
+                                        .products_take = fake_products_take,
+                                        .products_list = fake_products_list};
 
 pkv_executor *fake_device_create(void) {
   pkv_executor *const executor = fake_device_another();
   fake_device_state = (fake_device){.free_bytes = (size_t)16 << 30};
+  product_count = 0;
   return executor;
 }
 

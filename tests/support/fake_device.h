@@ -24,6 +24,8 @@ typedef struct fake_device {
   int32_t packs;          /* n > 0: quantised weights stay so for less than n rows */
   int32_t spoilt;         /* embeddings of this token are NaN; 0 = none */
   int32_t fail_copies_of; /* copies of so many bytes fail; 0 = none */
+  const char *maker;      /* of its products; NULL: it keeps nothing about them */
+  int32_t measured;       /* products whose shape it did not know */
   int32_t advances;       /* steps whose inputs came from the one before */
   bool fail_copied_rows;  /* copies of rows fail */
   int64_t copied_rows;    /* those that did not */

@@ -18,6 +18,7 @@ extern "C" {
 
 #include "backend/cuda/cuda_advance.h"
 #include "backend/cuda/cuda_launch.h"
+#include "backend/cuda/cuda_products.h"
 #include "backend/cuda/cuda_state.h"
 #include "backend/cuda/cuda_tree.h"
 
@@ -463,12 +464,32 @@ static pkv_status device_event_wait(pkv_executor *executor, void *event, pkv_err
   return PKV_OK;
 }
 
+static void device_products_maker(char maker[PKV_PRODUCT_MAKER], pkv_executor *executor) {
+  maker[0] = '\0';
+  if (pkv_cuda_state_of(executor)->products)
+    pkv_cuda_products_maker(maker, pkv_cuda_state_of(executor)->products, executor);
+}
+
+static void device_products_take(pkv_executor *executor, const pkv_product_choice *choices,
+                                 int32_t count) {
+  if (pkv_cuda_state_of(executor)->products)
+    pkv_cuda_products_take(pkv_cuda_state_of(executor)->products, choices, count);
+}
+
+static int32_t device_products_list(pkv_product_choice out[PKV_PRODUCT_CHOICES], int32_t *timed,
+                                    pkv_executor *executor) {
+  *timed = 0;
+  if (!pkv_cuda_state_of(executor)->products) return 0;
+  return pkv_cuda_products_list(out, timed, pkv_cuda_state_of(executor)->products);
+}
+
 static const pkv_device_ops cuda_device_ops = {
     device_alloc,        device_free,       device_copy,           device_synchronize,
     device_parts,        device_sizes,      device_build,          device_reset,
     device_attention,    device_append,     device_tree_parts,     device_build_tree,
     device_copy_rows,    device_advance,    device_event_create,   device_event_destroy,
-    device_event_record, device_event_wait};
+    device_event_record, device_event_wait, device_products_maker, device_products_take,
+    device_products_list};
 
 static const pkv_backend_ops cuda_ops = {"cuda"};
 

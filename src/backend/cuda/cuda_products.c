@@ -7,13 +7,15 @@
  * its first proposal is not always the best: up to TUNE_ROWS rows all proposals are timed once,
  * with the last-level cache filled by something else before each run. That happens when a shape
  * first occurs outside of a graph's capture; within one the first proposal is taken. For more rows
- * it is too dear for each number of them: CLASS_ROWS numbers share what was found for one.
+ * it is too dear for each number of them: CLASS_ROWS numbers share what was found for one. What was
+ * found can be listed and told to another process (product_choices.h).
  */
 #include "backend/cuda/cuda_products.h"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "backend/cuda/cuda_symbols.h"
@@ -22,7 +24,7 @@
 
 #define WORKSPACE  ((size_t)64 << 20) /* larger than an H200's last-level cache */
 #define SHAPES     4096               /* whose algorithms are kept; a power of two */
-#define CANDIDATES 8
+#define CANDIDATES PKV_PRODUCT_PROPOSALS
 #define TUNE_ROWS  256
 #define CLASS_ROWS 64
 #define CLASSED    1024 /* rows up to which classes are tuned */
@@ -53,6 +55,7 @@ typedef struct library {
                            const void *, const void *, cublasLtMatrixLayout_t, void *,
                            cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *, void *, size_t,
                            cudaStream_t);
+  size_t (*version)(void);
 } library;
 
 /* What an algorithm is picked for; compared as bytes. */
@@ -61,9 +64,14 @@ typedef struct shape {
   int32_t m, act, y_f32, accumulate;
 } shape;
 
+/* of an entry of the table */
+enum { FREE = 0, TOLD, PICKED };
+
 typedef struct picked {
   shape shape;
-  int32_t used, tuned;
+  int32_t used, tuned; /* TOLD: `proposal` is known, and no more */
+  int32_t proposal;    /* which of the library's; -1 = it was not measured */
+  int32_t first;       /* of a class: the rows that it was measured with */
   cublasLtMatrixLayoutOpaque_t w, x, y;
   cublasLtMatmulAlgo_t algorithm;
 } picked;
@@ -77,6 +85,7 @@ struct pkv_cuda_products {
   void *spare; /* [WORKSPACE]: where timed products go */
   void *slice; /* [SLICE]: packed weights, written out */
   cudaEvent_t begin, end;
+  int32_t timed; /* shapes and classes measured by this process */
   picked table[SHAPES];
 };
 
@@ -105,7 +114,8 @@ static pkv_status load_library(library *lib, pkv_error *err) {
       {"cublasLtMatmulPreferenceSetAttribute", &lib->preference_set},
       {"cublasLtMatmulAlgoGetHeuristic", &lib->heuristic},
       {"cublasLtMatmulAlgoCheck", &lib->check},
-      {"cublasLtMatmul", &lib->matmul}};
+      {"cublasLtMatmul", &lib->matmul},
+      {"cublasLtGetVersion", &lib->version}};
   PKV_TRY(open_library(lib, err));
   return pkv_cuda_symbols(lib->handle, "libcublasLt", symbols, sizeof symbols / sizeof symbols[0],
                           err);
@@ -209,7 +219,9 @@ static void tune(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params 
     if (ms == 0.0f || (best > 0.0f && ms >= best)) continue;
     best = ms;
     e->algorithm = results[i].algo;
+    e->proposal = i;
   }
+  p->timed += best > 0.0f;
   (void)cudaGetLastError();
 }
 
@@ -241,9 +253,9 @@ static picked *entry_of(pkv_cuda_products *p, const shape *s) {
   picked *const first = &p->table[hash >> 52 & (SHAPES - 1)];
   for (int i = 0; i < 16; i++) {
     picked *const e = &p->table[((hash >> 52) + (uint64_t)i) & (SHAPES - 1)];
-    if (!e->used || memcmp(&e->shape, s, sizeof *s) == 0) return e;
+    if (e->used == FREE || memcmp(&e->shape, s, sizeof *s) == 0) return e;
   }
-  first->used = 0;
+  first->used = FREE;
   return first;
 }
 
@@ -256,6 +268,37 @@ static bool runs(pkv_cuda_products *p, picked *e, const cublasLtMatmulAlgo_t *al
          result.workspaceSize <= WORKSPACE;
 }
 
+/* Layouts, and what the library proposes for them; the best first, as it thinks. */
+static pkv_status propose(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params *a,
+                          cublasLtMatmulHeuristicResult_t results[CANDIDATES], int *count,
+                          pkv_error *err) {
+  const cudaDataType act = a->act == PKV_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
+  const cudaDataType out = a->y_f32 ? CUDA_R_32F : act;
+  const uint64_t n = (uint64_t)a->w.n, k = (uint64_t)a->w.k, m = (uint64_t)a->m;
+  *count = 0;
+  LT(err, p->lib.layout_init(&e->w, sizeof e->w, act, k, n, a->w.k), "layout of the weights");
+  LT(err, p->lib.layout_init(&e->x, sizeof e->x, act, k, m, a->x_stride), "layout of x");
+  LT(err, p->lib.layout_init(&e->y, sizeof e->y, out, n, m, a->y_stride), "layout of y");
+  const cublasStatus_t status = p->lib.heuristic(p->handle, &p->desc, &e->w, &e->x, &e->y, &e->y,
+                                                 &p->preference, CANDIDATES, results, count);
+  PKV_CHECK(err, status == CUBLAS_STATUS_SUCCESS && *count > 0, PKV_E_UNSUPPORTED,
+            "cuBLASLt has no product of %d rows with [%lld, %lld] (status %d)", (int)a->m,
+            (long long)a->w.n, (long long)a->w.k, (int)status);
+  return PKV_OK;
+}
+
+/* What an earlier process measured for a class: the same proposal for the same rows. */
+static void recall_class(pkv_cuda_products *p, picked *found, const pkv_dense_matmul_params *a) {
+  cublasLtMatmulHeuristicResult_t results[CANDIDATES];
+  pkv_dense_matmul_params then = *a;
+  int count = 0;
+  then.m = found->first;
+  const bool known =
+      propose(p, found, &then, results, &count, NULL) == PKV_OK && found->proposal < count;
+  found->used = known ? PICKED : FREE;
+  if (known) found->algorithm = results[found->proposal].algo;
+}
+
 /* More than TUNE_ROWS rows: what the first of the class was found to like. */
 static void pick_of_class(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params *a,
                           const cublasLtMatmulHeuristicResult_t *results, int count,
@@ -264,49 +307,109 @@ static void pick_of_class(pkv_cuda_products *p, picked *e, const pkv_dense_matmu
   s.m = -((a->m + CLASS_ROWS - 1) / CLASS_ROWS); /* no shape's own */
   picked *const found = entry_of(p, &s);
   if (found == e) return; /* the table is full */
-  if (!found->used && !is_capturing(stream)) {
+  if (found->used == TOLD) recall_class(p, found, a);
+  if (found->used == FREE && !is_capturing(stream)) {
     tune(p, e, a, results, count, stream);
     found->shape = s;
     found->algorithm = e->algorithm;
-    found->used = found->tuned = 1;
+    found->proposal = e->proposal;
+    found->first = a->m;
+    found->used = PICKED;
+    found->tuned = 1;
   }
-  if (!found->used) return;
+  if (found->used == FREE) return;
   if (runs(p, e, &found->algorithm)) e->algorithm = found->algorithm;
   e->tuned = 1;
 }
 
+/* told: the number of the proposal that an earlier process found the fastest; -1 = none. */
 static pkv_status pick(pkv_cuda_products *p, picked *e, const pkv_dense_matmul_params *a,
-                       cudaStream_t stream, pkv_error *err) {
+                       int32_t told, cudaStream_t stream, pkv_error *err) {
   cublasLtMatmulHeuristicResult_t results[CANDIDATES];
-  const cudaDataType act = a->act == PKV_DTYPE_F16 ? CUDA_R_16F : CUDA_R_16BF;
-  const cudaDataType out = a->y_f32 ? CUDA_R_32F : act;
-  const uint64_t n = (uint64_t)a->w.n, k = (uint64_t)a->w.k, m = (uint64_t)a->m;
   int count = 0;
-  LT(err, p->lib.layout_init(&e->w, sizeof e->w, act, k, n, a->w.k), "layout of the weights");
-  LT(err, p->lib.layout_init(&e->x, sizeof e->x, act, k, m, a->x_stride), "layout of x");
-  LT(err, p->lib.layout_init(&e->y, sizeof e->y, out, n, m, a->y_stride), "layout of y");
-  const cublasStatus_t status = p->lib.heuristic(p->handle, &p->desc, &e->w, &e->x, &e->y, &e->y,
-                                                 &p->preference, CANDIDATES, results, &count);
-  PKV_CHECK(err, status == CUBLAS_STATUS_SUCCESS && count > 0, PKV_E_UNSUPPORTED,
-            "cuBLASLt has no product of %d rows with [%lld, %lld] (status %d)", (int)a->m,
-            (long long)a->w.n, (long long)a->w.k, (int)status);
+  PKV_TRY(propose(p, e, a, results, &count, err));
   e->algorithm = results[0].algo;
+  e->proposal = -1;
   e->tuned = a->m > CLASSED || !is_capturing(stream);
-  if (a->m <= TUNE_ROWS && e->tuned) tune(p, e, a, results, count, stream);
-  if (a->m > TUNE_ROWS && a->m <= CLASSED) pick_of_class(p, e, a, results, count, stream);
+  if (told >= 0 && told < count) {
+    e->algorithm = results[told].algo;
+    e->proposal = told;
+    e->tuned = 1;
+  } else if (a->m <= TUNE_ROWS && e->tuned) {
+    tune(p, e, a, results, count, stream);
+  } else if (a->m > TUNE_ROWS && a->m <= CLASSED) {
+    pick_of_class(p, e, a, results, count, stream);
+    e->proposal = -1; /* its class has it */
+  }
   return PKV_OK;
 }
+
+/* ---- what was measured once ---- */
+
+void pkv_cuda_products_maker(char maker[PKV_PRODUCT_MAKER], const pkv_cuda_products *products,
+                             pkv_executor *executor) {
+  struct cudaDeviceProp about;
+  memset(&about, 0, sizeof about);
+  if (cudaGetDeviceProperties(&about, pkv_cuda_state_of(executor)->device) != cudaSuccess)
+    (void)cudaGetLastError();
+  (void)snprintf(maker, PKV_PRODUCT_MAKER, "cuBLASLt %zu on %.80s, sm_%d%d, %d multiprocessors",
+                 products->lib.version(), about.name, about.major, about.minor,
+                 about.multiProcessorCount);
+}
+
+void pkv_cuda_products_take(pkv_cuda_products *products, const pkv_product_choice *choices,
+                            int32_t count) {
+  for (int32_t i = 0; i < count; i++) {
+    const pkv_product_choice *c = &choices[i];
+    shape s;
+    memset(&s, 0, sizeof s);
+    s.n = c->n;
+    s.k = c->k;
+    s.x_stride = c->x_stride;
+    s.y_stride = c->y_stride;
+    s.m = c->m <= TUNE_ROWS ? c->m : -((c->m + CLASS_ROWS - 1) / CLASS_ROWS);
+    s.act = c->act;
+    s.y_f32 = c->y_f32;
+    s.accumulate = c->accumulate;
+    picked *const e = entry_of(products, &s);
+    if (e->used == PICKED) continue;
+    memset(e, 0, sizeof *e);
+    e->shape = s;
+    e->used = TOLD;
+    e->proposal = c->proposal;
+    e->first = c->m;
+  }
+}
+
+int32_t pkv_cuda_products_list(pkv_product_choice out[PKV_PRODUCT_CHOICES], int32_t *timed,
+                               const pkv_cuda_products *products) {
+  int32_t count = 0;
+  _Static_assert(SHAPES <= PKV_PRODUCT_CHOICES, "the list has room for the table");
+  for (int i = 0; i < SHAPES; i++) {
+    const picked *e = &products->table[i];
+    const shape *s = &e->shape;
+    if (e->used == FREE || e->proposal < 0) continue;
+    out[count++] = (pkv_product_choice){
+        s->n,   s->k,     s->x_stride,   s->y_stride, s->m > 0 ? s->m : e->first,
+        s->act, s->y_f32, s->accumulate, e->proposal};
+  }
+  *timed = products->timed;
+  return count;
+}
+
+/* ---- products ---- */
 
 pkv_status pkv_cuda_products_run(pkv_cuda_products *products, pkv_executor *executor,
                                  const pkv_dense_matmul_params *p, cudaStream_t stream,
                                  pkv_error *err) {
   const shape s = shape_of(p);
   picked *const e = entry_of(products, &s);
-  if (!e->used || (!e->tuned && !is_capturing(stream))) {
+  if (e->used != PICKED || (!e->tuned && !is_capturing(stream))) {
+    const int32_t told = e->used == TOLD ? e->proposal : -1;
     e->shape = s;
-    e->used = 1; /* so that it is nobody else's meanwhile */
-    const pkv_status status = pick(products, e, p, stream, err);
-    if (status != PKV_OK) e->used = 0;
+    e->used = PICKED; /* so that it is nobody else's meanwhile */
+    const pkv_status status = pick(products, e, p, told, stream, err);
+    if (status != PKV_OK) e->used = FREE;
     PKV_TRY(status);
   }
   const cublasStatus_t status = launch(products, e, p, &e->algorithm, stream);

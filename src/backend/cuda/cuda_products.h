@@ -5,6 +5,11 @@
 #define PKV_CUDA_PRODUCTS_H
 
 #include "backend/cuda/cuda_state.h"
+#include "backend/product_choices.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* E_UNSUPPORTED where the library is missing or too old; the text says what was looked for. */
 pkv_status pkv_cuda_products_create(pkv_cuda_products **out, pkv_executor *executor,
@@ -19,4 +24,15 @@ pkv_status pkv_cuda_products_run_packed(pkv_cuda_products *products, pkv_executo
                                         const pkv_dense_matmul_params *p, cudaStream_t stream,
                                         pkv_error *err);
 
+/* As device_ops.h has them. */
+void pkv_cuda_products_maker(char maker[PKV_PRODUCT_MAKER], const pkv_cuda_products *products,
+                             pkv_executor *executor);
+void pkv_cuda_products_take(pkv_cuda_products *products, const pkv_product_choice *choices,
+                            int32_t count);
+int32_t pkv_cuda_products_list(pkv_product_choice out[PKV_PRODUCT_CHOICES], int32_t *timed,
+                               const pkv_cuda_products *products);
+
+#ifdef __cplusplus
+}
+#endif
 #endif
