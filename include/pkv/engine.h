@@ -272,9 +272,8 @@ typedef struct pkv_engine_options {
   int32_t tensor_parallel;
   /*
    * CUDA: pinned memory of the host, in which a preempted request's pages are kept where copying
-   * them out and back is faster than to compute them again. 0 = 4 GiB, at most an eighth of the
-   * host's memory and what the cache holds, and none where that cannot be had; -1 = none. A number
-   * of bytes that cannot be had is E_NOMEM.
+   * them out and back is faster than to compute them again; at most what the cache holds. 0 = none.
+   * Taken at the start, which takes half a second a GiB; E_NOMEM where it cannot be had.
    */
   int64_t swap_bytes;
   /* 1 (default): a call of pkv_engine_step begins a device's next step before it returns, so that

@@ -54,8 +54,8 @@ static const pkv_option options_table[] = {
             "with --device cuda: devices that compute together, the first N seen"),
     PKV_TEXT(serve_options, products, 0, "products-file", "FILE", NULL,
              "with --device cuda: keeps which matrix products are the fastest, for faster starts"),
-    PKV_NUMBER(serve_options, swap, 0, "swap-space", "GIB", "-1", -1.0, 65536.0,
-               "with --device cuda: host memory for preempted requests, 0 = none, -1 = up to 4"),
+    PKV_NUMBER(serve_options, swap, 0, "swap-space", "GIB", "0", 0.0, 65536.0,
+               "with --device cuda: host memory in which preempted requests keep their pages"),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(serve_options, activations, 0, "activations", activation_names, "i8",
@@ -142,12 +142,6 @@ static void name_of_file(char *name, size_t bytes, const char *path) {
   if (name[0] == '\0' || !pkv_utf8_valid(name, strlen(name))) (void)snprintf(name, bytes, "model");
 }
 
-static int64_t swap_bytes(double gib) {
-  if (gib < 0.0) return 0;
-  const double bytes = gib * 1073741824.0;
-  return bytes >= 1.0 ? (int64_t)bytes : -1;
-}
-
 static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
   *engine = (pkv_engine_options)PKV_ENGINE_OPTIONS_INIT;
   engine->threads = o->threads;
@@ -161,7 +155,7 @@ static void fill_engine(pkv_engine_options *engine, const serve_options *o) {
   engine->max_requests = o->requests;
   engine->device = (pkv_device)o->device;
   engine->tensor_parallel = o->ranks;
-  engine->swap_bytes = swap_bytes(o->swap);
+  engine->swap_bytes = (int64_t)(o->swap * 1073741824.0);
   engine->products_file = o->products;
   engine->batch_invariant = o->device == PKV_DEVICE_CPU;
   engine->route_stats = 1;

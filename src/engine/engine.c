@@ -60,9 +60,9 @@ static pkv_status check_options(const pkv_engine_options *o, pkv_error *err) {
   PKV_CHECK(err, o->tensor_parallel <= 1 || o->device != PKV_DEVICE_CPU, PKV_E_UNSUPPORTED,
             "options->tensor_parallel is %d: several devices compute together, the CPU is one",
             (int)o->tensor_parallel);
-  PKV_CHECK(err, o->swap_bytes >= -1, PKV_E_RANGE,
-            "options->swap_bytes is %lld, possible are -1 up", (long long)o->swap_bytes);
-  PKV_CHECK(err, o->swap_bytes <= 0 || o->device != PKV_DEVICE_CPU, PKV_E_UNSUPPORTED,
+  PKV_CHECK(err, o->swap_bytes >= 0, PKV_E_RANGE, "options->swap_bytes is %lld, at least 0",
+            (long long)o->swap_bytes);
+  PKV_CHECK(err, o->swap_bytes == 0 || o->device != PKV_DEVICE_CPU, PKV_E_UNSUPPORTED,
             "options->swap_bytes is %lld: on the CPU the cache is in the host's memory already",
             (long long)o->swap_bytes);
   PKV_CHECK(err, !o->batch_invariant || o->policy == PKV_POLICY_FIXED, PKV_E_INVALID,

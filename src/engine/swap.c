@@ -18,9 +18,7 @@
 #include "base/log.h"
 #include "base/status.h"
 
-#define DEFAULT_BYTES ((int64_t)4 << 30)
-#define HOST_SHARE    8  /* by default at most one part in so many of the host's memory */
-#define TIMED_PAGES   16 /* copied each way at the start */
+#define TIMED_PAGES 16 /* copied each way at the start */
 
 /* ---- creation ---- */
 
@@ -31,19 +29,16 @@ static size_t page_bytes(const pkv_engine *e) {
   return bytes;
 }
 
-/* How much is wanted: what was asked for, never more than the cache holds. */
+/* Pages of what was asked for, never more than the cache holds. */
 static pkv_status choose_size(int64_t *pages, const pkv_engine *e, pkv_error *err) {
   const int64_t asked = e->options.swap_bytes, host = pkv_host_memory();
   pkv_pool_stats pool;
   pkv_pool_get_stats(&pool, e->pool);
-  int64_t bytes = asked > 0 ? asked : DEFAULT_BYTES;
-  if (asked == 0 && host > 0 && host / HOST_SHARE < bytes) bytes = host / HOST_SHARE;
-  *pages = bytes / (int64_t)page_bytes(e);
+  *pages = asked / (int64_t)page_bytes(e);
   if (*pages > pool.pages_total) *pages = pool.pages_total;
-  PKV_CHECK(err, asked <= 0 || *pages > 0, PKV_E_RANGE,
-            "options->swap_bytes is %lld, one page of cache has %zu", (long long)asked,
-            page_bytes(e));
-  PKV_CHECK(err, asked <= 0 || host == 0 || *pages < host / (int64_t)page_bytes(e), PKV_E_NOMEM,
+  PKV_CHECK(err, *pages > 0, PKV_E_RANGE, "options->swap_bytes is %lld, one page of cache has %zu",
+            (long long)asked, page_bytes(e));
+  PKV_CHECK(err, host == 0 || *pages < host / (int64_t)page_bytes(e), PKV_E_NOMEM,
             "options->swap_bytes is %lld, this process may use %lld bytes of the host's memory",
             (long long)asked, (long long)host);
   return PKV_OK;
@@ -64,17 +59,11 @@ static pkv_status allocate(pkv_engine *e, int64_t pages, pkv_error *err) {
   return PKV_OK;
 }
 
-/* By default it is no matter if there is none: requests are computed again. */
-static pkv_status reserve(bool *none, pkv_engine *e, int64_t pages, pkv_error *err) {
+static pkv_status reserve(pkv_engine *e, int64_t pages, pkv_error *err) {
   pkv_error why = {PKV_OK, "", ""};
   const pkv_status status = allocate(e, pages, &why);
-  *none = status != PKV_OK;
   if (status == PKV_OK) return PKV_OK;
   free_memory(e);
-  if (status == PKV_E_NOMEM && e->options.swap_bytes == 0) {
-    pkv_log(PKV_LOG_WARN, "engine", "no host memory for pages of preempted requests: %s", why.text);
-    return PKV_OK;
-  }
   return PKV_FAIL(err, status,
                   "options->swap_bytes: %lld pages of %zu bytes in the host's memory: %s",
                   (long long)pages, page_bytes(e), why.text);
@@ -127,14 +116,11 @@ static pkv_status create_lists(pkv_engine *e, int32_t pages, pkv_error *err) {
 pkv_status pkv_swap_create(pkv_engine *engine, pkv_error *err) {
   pkv_engine *const e = engine;
   int64_t pages = 0;
-  bool none = false;
-  if (e->options.swap_bytes < 0) return PKV_OK;
+  if (e->options.swap_bytes == 0) return PKV_OK;
   for (int32_t r = 0; r < e->rank_count; r++)
     e->swap.page_bytes[r] = pkv_device_forward_page_bytes(e->device, r);
   PKV_TRY(choose_size(&pages, e, err));
-  if (pages == 0) return PKV_OK;
-  PKV_TRY(reserve(&none, e, pages, err));
-  if (none) return PKV_OK;
+  PKV_TRY(reserve(e, pages, err));
   PKV_TRY(create_lists(e, (int32_t)pages, err));
   const int32_t timed = pages < TIMED_PAGES ? (int32_t)pages : TIMED_PAGES;
   for (int i = 0; i < 2; i++) /* the first copies are slower */

@@ -113,7 +113,7 @@ static void under_pressure(const pkv_model *model, pkv_engine_options o, const c
       tokens += lengths[i] + answer;
     o.page_tokens = 16;
     o.cache_tokens = tokens / 2 > o.max_seq_len ? tokens / 2 : o.max_seq_len;
-    o.swap_bytes = swaps ? 0 : -1;
+    o.swap_bytes = swaps ? (int64_t)1 << 30 : 0;
     OK(pkv_engine_create(&engine, model, &o, err));
     engine->swap.out_seconds = engine->swap.in_seconds = 0.0; /* whatever the model's size */
     submit_all(engine, answer, false);
@@ -193,7 +193,7 @@ static void test_small_models(void **state) {
     OK(pkv_model_open_memory(&model, bytes, size, NULL, err));
     draw(t.vocab);
     (void)snprintf(what, sizeof what, "small model %zu", i);
-    same_text(model, what, 32, t.head_dim == 96 ? PKV_ROUTE_BALANCED : PKV_ROUTE_SHARED);
+    same_text(model, what, ANSWER, t.head_dim == 96 ? PKV_ROUTE_BALANCED : PKV_ROUTE_SHARED);
     pkv_model_close(model);
     gguf_build_drop(bytes);
   }
@@ -220,7 +220,7 @@ static void test_random_gemma(void **state) {
   OK(pkv_model_open_random(&model, path, 0, NULL, err));
   assert_int_equal(remove(path), 0);
   draw(512);
-  same_text(model, "random gemma", 32, PKV_ROUTE_BALANCED);
+  same_text(model, "random gemma", ANSWER, PKV_ROUTE_BALANCED);
   pkv_model_close(model);
 }
 
