@@ -164,11 +164,12 @@ macro(pkv_find_cuda)
 endmacro()
 
 # The default build makes the library for one architecture. That the kernels compile for the others,
-# too, is seen on one set of them; `./run build --all-arch` puts all into the library.
+# too, is seen on one set of each kind; `./run build --all-arch` puts all into the library.
 function(pkv_cuda_other_targets)
   if(CMAKE_CUDA_ARCHITECTURES STREQUAL "90a-real")
     set(room ${PROJECT_SOURCE_DIR}/src/backend/cuda)
-    add_library(pkv_cuda_other OBJECT ${room}/decode_f16_64.cu ${room}/append.cu)
+    add_library(pkv_cuda_other OBJECT ${room}/decode_f16_64.cu ${room}/append.cu
+      ${room}/shared_f16.cu)
     target_include_directories(pkv_cuda_other PRIVATE
       ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
     set_target_properties(pkv_cuda_other PROPERTIES

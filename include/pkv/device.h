@@ -97,8 +97,8 @@ PKV_API void pkv_device_plan_set_fused(pkv_device_plan *plan, int32_t fused);
  * As pkv_attention_run; args->plan must be NULL and args->workspace is not used. f32 caches:
  * E_UNSUPPORTED. Route shared: f16 or bf16 caches with head_dim 64 or 128 and q of their type, or
  * fp8_e4m3 ones with 128 and q of f16 or bf16; addresses and strides at multiples of 16 bytes,
- * pages of 16 tokens or more (a power of two), no batch invariance, compute capability 9.0; else
- * E_UNSUPPORTED, and the text says which.
+ * pages of 16 tokens or more (a power of two), no batch invariance; else E_UNSUPPORTED, and the
+ * text says which. Made for sm_90a; elsewhere nodes are multiplied by m16n8k16, unmeasured.
  */
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_attention(pkv_executor *executor,
                                                        pkv_device_plan *plan,

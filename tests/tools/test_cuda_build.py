@@ -76,6 +76,19 @@ class Limits(unittest.TestCase):
         ptx = one + "Fatbin ptx code:\n================\narch = sm_90\n"
         self.assertEqual(self.judge(ptx, 59 * MIB)[1], [])
 
+    def test_copies_that_no_device_has(self):
+        good = (
+            "\t\tFunction : " + DECODE.format(dim=64),
+            "  /*69b0*/  LDGSTS.E.BYPASS.128 [R31], desc[UR20][R88.64], !P2 ;",
+            "  /*69c0*/  LDGSTS.E.BYPASS.128 [R31+0x1000], desc[UR20][R90.64], !P2 ;",
+            "  /*69d0*/  LDS.128 R4, [R31+UR4] ;",
+        )
+        self.assertEqual(TOOL.impossible(good), [])
+        bad = good + ("  /*69e0*/  LDGSTS.E.BYPASS.128 [R31+UR4+0x10], desc[UR1][R90.64] ;",)
+        self.assertEqual(
+            TOOL.impossible(bad), ["pkv_cuda_decode f16 64: 1 copies LDGSTS [R + UR]"]
+        )
+
     def test_starts_without_a_driver(self):
         line = " 0x0000000000000001 (NEEDED)             Shared library: [{}]\n"
         text = line.format("libxxhash.so.0") + line.format("libc.so.6")

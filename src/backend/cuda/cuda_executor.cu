@@ -123,7 +123,7 @@ static pkv_status prepare_planner(const struct pkv_device_plan *plan, pkv_error 
   }
   const pkv_cuda_shared_ops *ops = pkv_cuda_shared_ops_of(plan->kv_dtype, plan->shape.head_dim);
   PKV_CUDA(err, pkv_cuda_tree_prepare(&state->desk_bytes, &state->dependent));
-  if (ops && state->major == 9) PKV_CUDA(err, ops->prepare(plan->stages));
+  if (ops) PKV_CUDA(err, ops->prepare(&state->tensors, plan->stages, state->major));
   return PKV_OK;
 }
 
@@ -342,9 +342,6 @@ static pkv_status check_shared(const struct pkv_device_plan *plan, const pkv_att
       "route shared on CUDA: a %s cache with head_dim %d; possible: f16 or bf16 with 64 or 128, "
       "fp8_e4m3 with 128",
       pkv_dtype_name(c->dtype), c->head_dim);
-  PKV_CHECK(err, pkv_cuda_state_of(plan->executor)->major == 9, PKV_E_UNSUPPORTED,
-            "route shared on CUDA needs compute capability 9.0, this device has %d.x",
-            pkv_cuda_state_of(plan->executor)->major);
   PKV_CHECK(err, !p->invariant, PKV_E_UNSUPPORTED,
             "route shared on CUDA is not batch-invariant: its nodes use other instructions");
   PKV_CHECK(
@@ -375,6 +372,20 @@ static void resolve_line(pkv_cuda_shared_params *s, struct pkv_device_plan *plan
   s->has_line = is_plain(&plain);
 }
 
+/* Maps for the copy engine, where the device's kernel has it. */
+static pkv_status encode_tensors(pkv_cuda_tensor_maps *maps, const pkv_cuda_state *state,
+                                 const pkv_cache *cache, pkv_error *err) {
+  *maps = {};
+  if (!state->tensors) return PKV_OK;
+  PKV_CHECK(err, state->tensor_encoder, PKV_E_UNSUPPORTED,
+            "route shared on CUDA needs a driver with tensor maps (CUDA 12)");
+  const int refused = pkv_cuda_encode_tensors(maps, state->tensor_encoder, cache);
+  PKV_CHECK(err, refused == 0, PKV_E_UNSUPPORTED,
+            "route shared on CUDA: the driver makes no tensor map of this cache (CUresult %d)",
+            refused);
+  return PKV_OK;
+}
+
 static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_params *a,
                              const pkv_cuda_decode_params *p, const pkv_cuda_decode_ops *decode,
                              cudaStream_t stream, pkv_error *err) {
@@ -388,15 +399,10 @@ static pkv_status run_shared(struct pkv_device_plan *plan, const pkv_attention_p
                                       pkv_cuda_slot_row(a->cache.head_dim);
   s.parts = plan->header.parts;
   resolve_line(&s, plan, a, decode);
-  const void *encoder = pkv_cuda_state_of(plan->executor)->tensor_encoder;
+  const pkv_cuda_state *state = pkv_cuda_state_of(plan->executor);
   pkv_cuda_tensor_maps maps;
-  PKV_CHECK(err, encoder, PKV_E_UNSUPPORTED,
-            "route shared on CUDA needs a driver with tensor maps (CUDA 12)");
-  const int refused = pkv_cuda_encode_tensors(&maps, encoder, &a->cache);
-  PKV_CHECK(err, refused == 0, PKV_E_UNSUPPORTED,
-            "route shared on CUDA: the driver makes no tensor map of this cache (CUresult %d)",
-            refused);
-  const cudaError_t e = ops->launch(&s, &maps, plan->overlap, stream);
+  PKV_TRY(encode_tensors(&maps, state, &a->cache, err));
+  const cudaError_t e = ops->launch(&s, &maps, state->major, plan->overlap, stream);
   plan->fresh = 0;
   return pkv_cuda_launched(plan->executor, e, "shared", stream, err);
 }

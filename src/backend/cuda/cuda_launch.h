@@ -43,10 +43,12 @@ const void *pkv_cuda_paths_kernel(int32_t head_dim);
 
 /* Route shared: all launches of a layer. */
 typedef struct pkv_cuda_shared_ops {
-  /* dependent: the first launch may begin before the kernel ahead of it has ended. */
+  /* major: compute capability of the device. dependent: the first launch may begin before the
+     kernel ahead of it has ended. */
   cudaError_t (*launch)(const pkv_cuda_shared_params *s, const pkv_cuda_tensor_maps *maps,
-                        int32_t dependent, cudaStream_t stream);
-  cudaError_t (*prepare)(int32_t stages);
+                        int32_t major, int32_t dependent, cudaStream_t stream);
+  /* Raises the kernels' shared-memory limits. *tensors: whether that device's reads the maps. */
+  cudaError_t (*prepare)(int32_t *tensors, int32_t stages, int32_t major);
 } pkv_cuda_shared_ops;
 
 /* NULL when no kernel covers type and head dimension. */

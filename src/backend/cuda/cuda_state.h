@@ -18,6 +18,7 @@ typedef struct pkv_cuda_state {
   pkv_cuda_shared_memory shared_memory;
   int32_t desk_bytes, dependent; /* as pkv_cuda_tree_prepare says */
   void *tensor_encoder;          /* NULL where the driver has none */
+  int32_t tensors;               /* whether route shared reads tensor maps */
   int check;                     /* PKV_CUDA_CHECK: synchronise after each launch */
   pkv_cuda_products *products;   /* NULL until a model asks for them */
   void *stream_sums;             /* scratch of products that stream weights; as products */

@@ -17,11 +17,14 @@
  *
  * e4m3 K and V: half the bytes, 2 stages of 32 KiB as they are copied and 2 of 64 KiB as f16, which
  * a fourth warpgroup makes of them (node_widen.cuh); all else is the same.
+ *
+ * On other targets than sm_90a the kernel is that of node_mma.cuh.
  */
 #ifndef PKV_CUDA_NODE_CUH
 #define PKV_CUDA_NODE_CUH
 
 #include "backend/cuda/node_hand.cuh"
+#include "backend/cuda/node_mma.cuh"
 #include "backend/cuda/node_state.cuh"
 #include "backend/cuda/node_widen.cuh"
 
@@ -154,13 +157,25 @@ template <typename MMA, int HD, int BYTES> struct pkv_node_consumer : pkv_node_h
 };
 #endif
 
-template <typename MMA, int HD, int BYTES>
-__global__ void __launch_bounds__(pkv_node_config<HD, BYTES>::threads, 1)
+/* Threads of the kernel that is compiled here. */
+template <typename K, int HD> struct pkv_node_threads {
+#ifdef PKV_HAVE_WGMMA
+  static constexpr int count = pkv_node_config<HD, K::template of<HD>::bytes>::threads;
+#else
+  static constexpr int count = pkv_node_ring<typename K::template of<HD>>::threads;
+#endif
+};
+
+template <typename K, int HD>
+__global__ void __launch_bounds__(pkv_node_threads<K, HD>::count, 1)
     pkv_cuda_node(const __grid_constant__ pkv_cuda_shared_params s,
                   const __grid_constant__ pkv_cuda_tensor_maps maps) {
-#ifdef PKV_HAVE_WGMMA
-  typedef pkv_node_config<HD, BYTES> C;
+  typedef typename K::template of<HD> KV;
   extern __shared__ __align__(128) unsigned char unaligned[];
+#ifdef PKV_HAVE_WGMMA
+  constexpr int BYTES = KV::bytes;
+  typedef typename KV::mma MMA;
+  typedef pkv_node_config<HD, BYTES> C;
   const uint32_t there = (uint32_t)__cvta_generic_to_shared(unaligned);
   const uint32_t memory = (there + 1023u) & ~1023u, barriers = memory + C::barriers_at;
   if (threadIdx.x < C::barriers) {
@@ -209,7 +224,8 @@ __global__ void __launch_bounds__(pkv_node_config<HD, BYTES>::threads, 1)
       consumer.attend(piece);
   }
 #else
-  pkv_grid_wait();
+  (void)maps;
+  pkv_node_mma<KV, HD>(s, unaligned);
 #endif
 }
 

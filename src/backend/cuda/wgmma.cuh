@@ -8,7 +8,8 @@
 
 #include "backend/cuda/mma.cuh"
 
-#if __CUDA_ARCH_FEAT_SM90_ALL
+/* PKV_WITHOUT_WGMMA: a build whose nodes' kernel is that of other targets, to test it on sm_90a. */
+#if __CUDA_ARCH_FEAT_SM90_ALL && !defined(PKV_WITHOUT_WGMMA)
 #define PKV_HAVE_WGMMA 1
 #endif
 
