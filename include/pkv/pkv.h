@@ -415,6 +415,9 @@ typedef struct pkv_shape {
 /* balanced: `parts` is the most; batches of few and short rows are cut in fewer (a device's default
  * number of parts implies it). Not with PKV_PLAN_BATCH_INVARIANT. */
 #define PKV_PLAN_FEWER_PARTS 2u
+/* shared: a tree whose nodes save less than a twentieth of the tokens that the rows read has none
+ * (a device's default costs imply it). */
+#define PKV_PLAN_ENOUGH_SHARED 4u
 
 #define PKV_TILE_TOKENS      64 /* cut unit of `balanced`, counted from the row's start */
 #define PKV_SEED_TILE_TOKENS 32 /* tile of the seed's routes */

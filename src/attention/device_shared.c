@@ -20,6 +20,7 @@ static void set_costs(pkv_plan_options *o) {
   o->segment_cost = 120;
   o->node_tile_cost = 96;
   o->node_segment_cost = 384;
+  o->flags |= PKV_PLAN_ENOUGH_SHARED;
 }
 
 /*

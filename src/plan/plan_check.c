@@ -38,7 +38,8 @@ static pkv_status check_shape(const struct pkv_plan *plan, pkv_error *err) {
             "slots %d, merges %d, items %d, launches %d", plan->slots, plan->merges, plan->items,
             plan->launches);
   const bool fewer = plan->route == PKV_ROUTE_BALANCED && plan->flags == PKV_PLAN_FEWER_PARTS;
-  PKV_FAULT(err, fewer || (plan->flags & ~PKV_PLAN_BATCH_INVARIANT) == 0, "flags 0x%x",
+  const uint32_t of_tree = plan->route == PKV_ROUTE_SHARED ? PKV_PLAN_ENOUGH_SHARED : 0u;
+  PKV_FAULT(err, fewer || (plan->flags & ~(PKV_PLAN_BATCH_INVARIANT | of_tree)) == 0, "flags 0x%x",
             (unsigned)plan->flags);
   return PKV_OK;
 }

@@ -18,7 +18,7 @@ _Static_assert(sizeof(struct pkv_plan) == 168, "plan bytes are fixed");
 
 static pkv_status check_options(const pkv_plan_options *options, pkv_error *err) {
   PKV_CHECK_STRUCT(err, options, pkv_plan_options);
-  const uint32_t known = PKV_PLAN_BATCH_INVARIANT | PKV_PLAN_FEWER_PARTS;
+  const uint32_t known = PKV_PLAN_BATCH_INVARIANT | PKV_PLAN_FEWER_PARTS | PKV_PLAN_ENOUGH_SHARED;
   PKV_CHECK(err, (options->flags & ~known) == 0, PKV_E_INVALID,
             "options->flags is 0x%x, known: 0x%x", (unsigned)options->flags, (unsigned)known);
   PKV_CHECK(err, options->parts >= 0 && options->parts <= PKV_PLAN_MAX_PARTS, PKV_E_INVALID,
@@ -81,6 +81,7 @@ pkv_status pkv_plan_setup_init(pkv_plan_setup *out, const pkv_shape *shape,
   const bool balanced = options->route == PKV_ROUTE_BALANCED || options->route == PKV_ROUTE_AUTO;
   uint32_t flags = options->flags;
   if (!balanced || (flags & PKV_PLAN_BATCH_INVARIANT)) flags &= ~PKV_PLAN_FEWER_PARTS;
+  if (options->route != PKV_ROUTE_SHARED) flags &= ~PKV_PLAN_ENOUGH_SHARED;
   *out = (pkv_plan_setup){.route = options->route,
                           .flags = flags,
                           .query_heads = shape->query_heads,

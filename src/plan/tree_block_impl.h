@@ -10,6 +10,7 @@
  *   TREE_SYNC()                 a barrier; memory is seen after it
  *   tree_any(x)                 or of all threads' x, with a barrier
  *   tree_least32/64(x)          the least, likewise
+ *   tree_sum64(x)               the sum, likewise
  *   tree_scan(a, b, c, d, e, n) inclusive sums in place over n entries of each of two arrays of 64
  *                               bits and three of 32, NULL ones apart; barriers before and after
  *   tree_sort(keys, n)          ascending; n a power of two, all keys differ, barriers before and
@@ -36,6 +37,7 @@ TREE_FN pkv_tree_core tree_core_of(const pkv_tree_input *in) {
   t.core = pkv_plan_core_of(&in->header);
   t.page_tokens = in->header.page_tokens;
   t.most_tile_ranks = in->tree.most_tile_ranks;
+  t.enough = (in->header.flags & PKV_PLAN_ENOUGH_SHARED) != 0;
   t.node_unit_cost = in->tree.node_unit_cost;
   t.rank_unit_cost = in->tree.rank_unit_cost;
   t.node_segment_cost = in->tree.node_segment_cost;
@@ -443,6 +445,22 @@ TREE_FN void tree_block_keep(const pkv_tree_core *t, const pkv_tree_desk *d) {
   }
 }
 
+/* All nodes go where they save too little. */
+TREE_FN void tree_block_enough(const pkv_tree_core *t, const pkv_tree_desk *d) {
+  const int32_t rows = t->core.rows;
+  int64_t saved = 0, units = 0;
+  if (!t->enough) return;
+  TREE_FOR(i, rows) {
+    units += pkv_tree_row_units(&t->core, d->length[i]);
+    if (d->w.kept[i]) saved += pkv_tree_saved(&d->w, i);
+  }
+  /* every thread's is a sum of its own: so is what is missing */
+  if (tree_sum64(saved * PKV_TREE_ENOUGH - units) >= 0) return;
+  TREE_FOR(gap, rows + 1)
+    pkv_tree_forget(&d->w, gap);
+  TREE_SYNC();
+}
+
 /* The record of a kept node, and what it adds to the sums. */
 TREE_FN void tree_block_node(const pkv_tree_core *t, const pkv_tree_desk *d, int32_t gap) {
   const pkv_tree_work *w = &d->w;
@@ -633,6 +651,7 @@ TREE_INLINE void tree_block_plan(const pkv_tree_input *in, const pkv_tree_core *
     tree_block_order(in, t, d);
     tree_block_sums(t, d);
     tree_block_keep(t, d);
+    tree_block_enough(t, d);
     count = tree_block_fill(in, t, d);
     all.cost = d->cost[rows];
     all.segments = d->segments[rows];

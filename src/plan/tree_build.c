@@ -108,6 +108,19 @@ static void keep_what_pays(const pkv_tree_core *t, const pkv_tree_work *w) {
   }
 }
 
+static void drop_too_little(const pkv_tree_core *t, const pkv_tree_work *w,
+                            const pkv_tree_rank *ranks) {
+  int64_t saved = 0, units = 0;
+  if (!t->enough) return;
+  for (int32_t rank = 0; rank < t->core.rows; rank++)
+    units += pkv_tree_row_units(&t->core, ranks[rank].length);
+  for (int32_t gap = 1; gap < t->core.rows; gap++)
+    if (w->kept[gap]) saved += pkv_tree_saved(w, gap);
+  if (pkv_tree_is_enough(saved, units)) return;
+  for (int32_t gap = 0; gap <= t->core.rows; gap++)
+    pkv_tree_forget(w, gap);
+}
+
 /* A rank of the node that sees the least first visible unit. */
 static int32_t farthest_seeing(const pkv_tree_core *t, const pkv_tree_work *w,
                                const pkv_tree_rank *ranks, int32_t gap) {
@@ -231,6 +244,7 @@ void pkv_tree_fill(struct pkv_plan *plan, const pkv_tree_core *t, const pkv_tree
     sum_units(t, &w, pkv_plan_at(plan, tree->ranks_at));
     find_gaps(t, &w);
     keep_what_pays(t, &w);
+    drop_too_little(t, &w, pkv_plan_at(plan, tree->ranks_at));
   }
   fill_nodes(plan, tree, t, &w);
   fill_ranks(plan, tree, t, &w);

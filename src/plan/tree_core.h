@@ -32,6 +32,9 @@
  *              and its parent). bar starts at 0; when there is no candidate and a path is too long,
  *              bar = 2 * (the least net on such paths); else the rounds end. So the nodes that save
  *              least collapse first, in few rounds also in chains of hundreds.
+ *   enough     With PKV_PLAN_ENOUGH_SHARED all nodes go when the rounds have ended if those left
+ *              save less than one in PKV_TREE_ENOUGH of the units that the rows read: to run them
+ *              beside the private parts costs more (docs/notes/cuda-shared.md).
  *   bounds     nodes <= rows - 1; a row is in at most PKV_TREE_MAX_PATH of them; node segments <=
  *              kv_heads * (rows - 1 + floor(PKV_TREE_MAX_PATH * rows / most_tile_ranks)).
  */
@@ -44,6 +47,9 @@
 /* Rows and gaps are packed into sort keys. */
 #define PKV_TREE_MAX_ROWS  ((1 << 19) - 2)
 #define PKV_TREE_UNIT_BITS 26 /* 2^31 tokens are 2^25 units */
+
+/* Of so many units that rows read nodes have to save one. */
+#define PKV_TREE_ENOUGH 20
 
 /* A count that several threads raise; sums of integers do not depend on the order. */
 #ifdef __CUDA_ARCH__
@@ -62,6 +68,7 @@
 typedef struct pkv_tree_core {
   pkv_plan_core core;
   int32_t page_tokens, most_tile_ranks;
+  int32_t enough; /* whether nodes have to save that much */
   int64_t node_unit_cost, rank_unit_cost, node_segment_cost, state_cost;
 } pkv_tree_core;
 
@@ -414,6 +421,26 @@ static inline PKV_HD int32_t pkv_tree_round_vote(const pkv_tree_core *t, const p
   *deep_net = deep ? net : INT64_MAX;
   if (net > 0 && !(deep && net <= bar)) return 0;
   return pkv_tree_level(w, gap) % 2 ? 1 : 2;
+}
+
+/* Units that a kept node saves, and those that a row reads by itself; whether all nodes save
+   enough. */
+static inline PKV_HD int64_t pkv_tree_saved(const pkv_tree_work *w, int32_t gap) {
+  const int64_t units = w->lcp[gap] - pkv_tree_seen_from(w, gap);
+  return units > 0 ? units * (w->end[gap] - w->first[gap] - 1) : 0;
+}
+static inline PKV_HD int64_t pkv_tree_row_units(const pkv_plan_core *core, int32_t length) {
+  return pkv_tree_end_unit(core, length) - pkv_tree_first_unit(core, length);
+}
+static inline PKV_HD int pkv_tree_is_enough(int64_t saved, int64_t units) {
+  return saved * PKV_TREE_ENOUGH >= units;
+}
+/* For gaps 0 .. rows: there is no node. */
+static inline PKV_HD void pkv_tree_forget(const pkv_tree_work *w, int32_t gap) {
+  w->kept[gap] = 0;
+  w->up[gap] = 0;
+  w->cover[gap] = 0;
+  w->ends[gap] = 0;
 }
 
 /* A dropped node's descendants move up to its parent, which is kept. Before kept is cleared. */

@@ -66,6 +66,7 @@ static pkv_device_plan *plan_for(pkv_rng *rng, int32_t page, int32_t rows, int32
   options.parts = (int32_t)pkv_rng_range(rng, 0, 1) * (1 << pkv_rng_below(rng, 9));
   options.flags = (uint32_t)pkv_rng_below(rng, 2);
   options.chunk_tokens = 128;
+  if (pkv_rng_below(rng, 3) == 0) options.flags |= PKV_PLAN_ENOUGH_SHARED;
   options.state_cost = (uint32_t)pkv_rng_below(rng, 5);
   options.node_segment_cost = (uint32_t)pkv_rng_below(rng, 100);
   pkv_device_plan *dp = NULL;

@@ -293,6 +293,18 @@ static int32_t first_seen(const naive *n, int32_t rank) {
   return n->plan->window > 0 && token > 0 ? (int32_t)(token / n->plan->unit_tokens) : 0;
 }
 
+/* The unit that node i is read from: where its parent ends, or where its rows begin to see, on
+   average. */
+static int64_t naive_start(const naive *n, int32_t i) {
+  const naive_node *node = &n->node[i];
+  const int32_t up = naive_up(n, i);
+  int64_t start = up >= 0 ? n->node[up].depth : 0, seen = 0;
+  for (int32_t rank = node->first; rank < node->end; rank++)
+    seen += first_seen(n, rank);
+  seen /= node->end - node->first;
+  return n->plan->window > 0 && seen > start ? seen : start;
+}
+
 /* What dropping node i changes, written as costs before and after. */
 static int64_t naive_net(const naive *n, int32_t i) {
   const pkv_plan_tree *t = n->tree;
@@ -300,13 +312,10 @@ static int64_t naive_net(const naive *n, int32_t i) {
   const int32_t up = naive_up(n, i);
   const int64_t ranks = node->end - node->first;
   const bool invariant = n->plan->flags & PKV_PLAN_BATCH_INVARIANT;
-  int64_t start = up >= 0 ? n->node[up].depth : 0, seen = 0, ends = 0;
-  for (int32_t rank = node->first; rank < node->end; rank++) {
-    seen += first_seen(n, rank);
+  int64_t ends = 0;
+  for (int32_t rank = node->first; rank < node->end; rank++)
     ends += (length_at(n, rank) + n->plan->unit_tokens - 1) / n->plan->unit_tokens;
-  }
-  if (n->plan->window > 0 && seen / ranks > start) start = seen / ranks;
-  const int64_t units = node->depth - start;
+  const int64_t units = node->depth - naive_start(n, i);
   if (units <= 0) return -1;
   int64_t kid_ranks = 0, without = 0;
   for (int32_t k = 0; k < n->nodes; k++) {
@@ -336,6 +345,20 @@ static bool naive_deep(const naive *n, int32_t i) {
   return false;
 }
 
+static void naive_enough(naive *n) {
+  int64_t saved = 0, read = 0;
+  if (!(n->plan->flags & PKV_PLAN_ENOUGH_SHARED)) return;
+  for (int32_t rank = 0; rank < n->rows; rank++)
+    read += (length_at(n, rank) + n->plan->unit_tokens - 1) / n->plan->unit_tokens -
+            first_seen(n, rank);
+  for (int32_t i = 0; i < n->nodes; i++) {
+    const int64_t units = n->node[i].depth - naive_start(n, i);
+    if (n->node[i].kept && units > 0) saved += units * (n->node[i].end - n->node[i].first - 1);
+  }
+  for (int32_t i = 0; i < n->nodes && saved * 20 < read; i++)
+    n->node[i].kept = false;
+}
+
 static void naive_keep(naive *n) {
   int64_t bar = 0;
   for (;;) {
@@ -361,9 +384,10 @@ static void naive_keep(naive *n) {
       if (vote[i] == side) n->node[i].kept = false;
     free(vote);
     if (said[0] || said[1]) continue;
-    if (least == INT64_MAX) return;
+    if (least == INT64_MAX) break;
     bar = 2 * least;
   }
+  naive_enough(n);
 }
 
 static void compare_node(const naive *n, const pkv_tree_node *nodes, int32_t id, int32_t i) {

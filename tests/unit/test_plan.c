@@ -486,7 +486,7 @@ static void test_bad_options(void **state) {
     pkv_plan_options options;
   } cases[] = {
 #define O(...) {sizeof(pkv_plan_options), __VA_ARGS__, 0, 0, 0, 0}
-      {PKV_E_INVALID, "flags is 0x4", O(PKV_ROUTE_BALANCED, 4u, 0, 0, 0, 0, 0, 0)},
+      {PKV_E_INVALID, "flags is 0x8", O(PKV_ROUTE_BALANCED, 8u, 0, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "parts is -1", O(PKV_ROUTE_BALANCED, 0, -1, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "parts is 65537", O(PKV_ROUTE_BALANCED, 0, 65537, 0, 0, 0, 0, 0)},
       {PKV_E_INVALID, "splits is -1", O(PKV_ROUTE_SPLIT, 0, 0, -1, 0, 0, 0, 0)},

@@ -26,7 +26,7 @@ static pkv_plan_options options_of(int32_t parts, uint32_t flags) {
   o.route = PKV_ROUTE_SHARED;
   o.parts = parts;
   o.flags = flags;
-  o.chunk_tokens = flags ? 128 : 0;
+  o.chunk_tokens = flags & PKV_PLAN_BATCH_INVARIANT ? 128 : 0;
   return o;
 }
 
@@ -57,6 +57,7 @@ static void test_random_trees(void **state) {
     pkv_plan_options options =
         options_of((int32_t)pkv_rng_range(&rng, 1, 1 << pkv_rng_below(&rng, 9)),
                    (uint32_t)pkv_rng_below(&rng, 2));
+    if (seed % 4 == 0) options.flags |= PKV_PLAN_ENOUGH_SHARED;
     if (pkv_rng_below(&rng, 2)) {
       options.tile_cost = (uint32_t)pkv_rng_range(&rng, 1, 100);
       options.segment_cost = (uint32_t)pkv_rng_range(&rng, 1, 100);
@@ -195,6 +196,32 @@ static void test_sharing_must_pay(void **state) {
     free(plan);
     tree_batch_deinit(&b);
   }
+}
+
+/* Three rows that share an eighth, and strangers: at 200 tiles what is saved is a twentieth. */
+static void test_a_twentieth_is_enough(void **state) {
+  (void)state;
+  for (int32_t strangers = 0; strangers <= 4; strangers++)
+    for (uint32_t flags = 0; flags <= PKV_PLAN_ENOUGH_SHARED; flags += PKV_PLAN_ENOUGH_SHARED) {
+      tree_batch b;
+      tree_batch_init(&b, 16);
+      const int32_t root = tree_batch_node(&b, -1, 5 * 64); /* 3 rows save 2 * 5 tiles ... */
+      for (int i = 0; i < 3; i++)
+        tree_batch_row(&b, root, 35 * 64);
+      for (int i = 0; i < strangers; i++) /* ... of 120, 160, 200, 240, 280 */
+        tree_batch_row(&b, -1, 40 * 64);
+      tree_batch_finish(&b, 0);
+      const pkv_shape shape = shape_of(32, 8, 16);
+      pkv_plan_options options = options_of(16, flags);
+      options.node_segment_cost = options.state_cost = 1;
+      pkv_plan *plan = tree_plan_make(&shape, &options, &b, NULL);
+      tree_plan_compare(plan, &b);
+      const pkv_tree_view v = pkv_tree_view_of(plan);
+      assert_int_equal(v.tree->nodes, flags && strangers > 2 ? 0 : 1);
+      assert_int_equal(v.ranks[0].depth, v.tree->nodes);
+      free(plan);
+      tree_batch_deinit(&b);
+    }
 }
 
 static void test_one_stranger(void **state) {
@@ -493,6 +520,7 @@ int main(void) {
       cmocka_unit_test(test_chained_gives_the_same),
       cmocka_unit_test(test_all_identical),
       cmocka_unit_test(test_sharing_must_pay),
+      cmocka_unit_test(test_a_twentieth_is_enough),
       cmocka_unit_test(test_one_stranger),
       cmocka_unit_test(test_staggered_chain),
       cmocka_unit_test(test_four_levels),

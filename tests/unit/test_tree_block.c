@@ -41,6 +41,9 @@ static int32_t tree_least32(int32_t x) {
 static int64_t tree_least64(int64_t x) {
   return x;
 }
+static int64_t tree_sum64(int64_t x) {
+  return x;
+}
 static void tree_scan(int64_t *a, int64_t *b, int32_t *c, int32_t *d, int32_t *e, int32_t n) {
   for (int32_t i = 1; i < n; i++) {
     if (a) a[i] = (int64_t)((uint64_t)a[i] + (uint64_t)a[i - 1]);
@@ -206,6 +209,7 @@ static void test_random_trees(void **state) {
     options.parts = (int32_t)pkv_rng_range(&rng, 1, 1 << pkv_rng_below(&rng, 9));
     options.flags = (uint32_t)pkv_rng_below(&rng, 2);
     options.chunk_tokens = options.flags ? 128 : 0;
+    if (seed % 3 == 0) options.flags |= PKV_PLAN_ENOUGH_SHARED;
     if (pkv_rng_below(&rng, 2)) {
       options.node_row_cost = (uint32_t)pkv_rng_range(&rng, 0, 20);
       options.node_segment_cost = (uint32_t)pkv_rng_range(&rng, 1, 100);

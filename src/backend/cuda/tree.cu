@@ -67,6 +67,13 @@ static __device__ __noinline__ int64_t tree_least64(int64_t x) {
   });
 }
 
+static __device__ __noinline__ int64_t tree_sum64(int64_t x) {
+  return tree_reduce(x, (int64_t)0, [](int64_t y) {
+    PKV_ROLLED for (int step = 16; step > 0; step /= 2) y += __shfl_xor_sync(ALL_LANES, y, step);
+    return y;
+  });
+}
+
 /* An array to be summed up, or, from a literal 0, none: all of that is left out. */
 template <typename P> struct tree_lane {
   static __device__ __forceinline__ int at(P, int32_t) {
@@ -187,6 +194,11 @@ static __device__ __forceinline__ int32_t tree_claim(uint64_t *keys, int32_t *fi
 }
 
 #include "plan/tree_block_impl.h"
+
+/* So many threads of a block, whole warps, meet. */
+#define TREE_MEET(count) asm volatile("bar.sync 1, %0;\n" ::"r"(count) : "memory")
+
+#include "backend/cuda/tree_quick.cuh"
 
 /* Where a key of a run comes when up to eight runs from `first` on are merged: behind all that are
    smaller. All runs are searched side by side. */
@@ -331,6 +343,19 @@ static __global__ void __launch_bounds__(PLAN_THREADS)
   tree_block_plan(&in, &t, &d);
 }
 
+static __global__ void __launch_bounds__(PLAN_THREADS)
+    tree_plan_quick(const __grid_constant__ pkv_tree_input in, tree_quick_bits bits) {
+  extern __shared__ __align__(16) unsigned char shared_desk[];
+  __shared__ tree_quick_memory memory;
+  const pkv_tree_core t = tree_core_of(&in);
+  pkv_tree_desk d;
+  pkv_grid_release();
+  pkv_tree_desk_init(&d, (void *)shared_desk, &in, &t.core);
+  tree_block_begin(&in, &t, &d);
+  pkv_grid_wait();
+  quick_plan(&in, &t, &d, &memory, bits);
+}
+
 extern "C" cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *dependent) {
   int device = 0, room = 0, major = 0;
   cudaError_t e = cudaGetDevice(&device);
@@ -338,9 +363,10 @@ extern "C" cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *depen
     e = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (e == cudaSuccess)
     e = cudaDeviceGetAttribute(&room, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  room -= 4096; /* what the kernels have beside it */
+  room -= 8192; /* what the kernels have beside it */
   const cudaFuncAttribute limit = cudaFuncAttributeMaxDynamicSharedMemorySize;
   if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan<true>, limit, room);
+  if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_plan_quick, limit, room);
   if (e == cudaSuccess) e = cudaFuncSetAttribute(tree_levels, limit, room);
   *desk_bytes = room;
   *dependent = major >= 9;
@@ -360,6 +386,24 @@ static cudaError_t launch_search(const pkv_cuda_tree_params *p, void **arguments
                                 (size_t)bytes, p->dependent, arguments, stream);
 }
 
+static int32_t bits_of(uint32_t most) {
+  return most == 0 ? 0 : 32 - __builtin_clz(most);
+}
+
+/* Whether the quick way takes this plan: what a key holds, and threads. */
+static bool is_quick(tree_quick_bits *bits, unsigned *threads, const pkv_tree_input *in) {
+  const int32_t rows = in->header.rows, parts = in->header.parts;
+  const int64_t cursors = quick_private_thread(parts) + 2 * (int64_t)parts + 1;
+  const int64_t units = ((int64_t)in->max_seq_len + 63) / 64;
+  if (rows < 1 || rows > QUICK_ROWS || cursors > QUICK_ROWS || in->header.window > 0 ||
+      (in->header.flags & PKV_PLAN_BATCH_INVARIANT) || rows * units * PKV_TREE_ENOUGH > INT32_MAX)
+    return false;
+  bits->row = bits_of((uint32_t)rows - 1);
+  bits->units = bits_of((uint32_t)in->max_units);
+  *threads = rows <= QUICK_ROWS / 2 && cursors <= QUICK_ROWS / 2 ? QUICK_ROWS / 2 : QUICK_ROWS;
+  return 2 * bits->row + bits->units <= 32 && bits->row + bits->units < 32;
+}
+
 extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaStream_t stream) {
   pkv_tree_input in = p->input;
   const int32_t rows = in.header.rows;
@@ -374,6 +418,15 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
       pkv_cuda_launch_kernel((const void *)tree_keys, dim3(rows > 0 ? (unsigned)rows : 1u),
                              ROW_THREADS, 0, p->beside_planner, of_keys, stream);
   if (e == cudaSuccess && rows > 0) e = launch_search(p, of_keys, rows, in.max_units, stream);
+  tree_quick_bits bits = {0, 0};
+  unsigned threads;
+  if (fits && is_quick(&bits, &threads, &in)) {
+    void *of_quick[] = {&in, &bits};
+    if (e == cudaSuccess)
+      e = pkv_cuda_launch_kernel((const void *)tree_plan_quick, dim3(1), threads, (size_t)bytes,
+                                 p->dependent, of_quick, stream);
+    return e;
+  }
   void *of_plan[] = {&in, &desk};
   if (e == cudaSuccess)
     e = pkv_cuda_launch_kernel(fits ? (const void *)tree_plan<true>
