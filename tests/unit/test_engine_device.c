@@ -676,7 +676,8 @@ static void submit_first(pkv_engine *engine, drive_answer *answer) {
   drive_submit(engine, &r, answer);
 }
 
-/* Steps while the device fails, a few times at most; then it does not any more. */
+/* Steps while the device fails, a few times at most; then it does not any more. A call that fails
+   to begin a step may have events of the one before. */
 static void step_through_failures(pkv_engine *engine) {
   size_t count = 0;
   pkv_error err = {0};
@@ -688,7 +689,6 @@ static void step_through_failures(pkv_engine *engine) {
       continue;
     }
     assert_int_equal(err.status, PKV_E_DEVICE);
-    assert_int_equal(count, 0);
   }
 }
 
