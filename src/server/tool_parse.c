@@ -124,8 +124,10 @@ static void begin_call(pkv_tool_parser *p) {
   pkv_buffer_clear(&p->arguments);
 }
 
+/* Of several arguments of a call the first ones count: a part of them may be told already. */
 static bool is_arguments(const pkv_tool_parser *p) {
-  return p->in_value && (strcmp(p->key, "arguments") == 0 || strcmp(p->key, "parameters") == 0);
+  return p->in_value && !p->argued &&
+         (strcmp(p->key, "arguments") == 0 || strcmp(p->key, "parameters") == 0);
 }
 
 /* A string at the object's own level is over: a key, or the name. */
@@ -175,7 +177,7 @@ static pkv_status end_value(pkv_tool_news *news, pkv_tool_parser *p) {
 /* The byte is in `held` already. */
 static pkv_status see_byte(pkv_tool_news *news, pkv_tool_parser *p, char c) {
   const bool arguments = is_arguments(p);
-  const bool ends = !p->quoted && p->depth == 1 && (c == ',' || c == '}');
+  const bool ends = !p->quoted && p->depth == 1 && (c == ',' || c == '}' || c == ']');
   if (ends) PKV_TRY(end_value(news, p));
   if (arguments && !ends && (p->begun || !is_blank(c))) {
     if (!p->begun) p->text_value = c == '"';

@@ -62,6 +62,17 @@ static const parse_case cases[] = {
     {PKV_TOOLS_PLAIN, false, false, "{\"name\": \"find\", \"arguments\": {\"q\": \"cut", "",
      "[\"find\", \"{\\\"q\\\": \\\"cut\"]"},
     {PKV_TOOLS_PLAIN, false, false, "{\"nam", "{\"nam", "[]"},
+    /* found by fuzz_stream: of two arguments a client heard more in pieces than at once */
+    {PKV_TOOLS_PLAIN, false, false,
+     "{\"name\": \"find\", \"arguments\": {\"q\": 1}, \"parameters\": {\"q\": 2}}", "",
+     "[\"find\", \"{\\\"q\\\": 1}\"]"},
+    {PKV_TOOLS_PLAIN, false, false,
+     "{\"arguments\": \"{}\", \"arguments\": {\"q\": 2}, \"name\": \"find\"}", "",
+     "[\"find\", \"{}\"]"},
+    {PKV_TOOLS_PLAIN, false, false, "{\"name\": \"find\", \"arguments\": 5 ]", "",
+     "[\"find\", \"5\"]"},
+    {PKV_TOOLS_PLAIN, false, false, "{\"name\": \"find\", \"arguments\": x\"\\u0001]\"y]", "",
+     "[\"find\", \"x\\\"\\\\u0001]\\\"y\"]"},
     {PKV_TOOLS_PLAIN, false, false, "", "", "[]"},
 };
 
