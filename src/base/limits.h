@@ -81,7 +81,7 @@
 #define PKV_SCHEMA_DEPTH 128
 #endif
 #ifndef PKV_SCHEMA_WORK /* schemas looked at, those made by merging included */
-#define PKV_SCHEMA_WORK 20000
+#define PKV_SCHEMA_WORK 16000
 #endif
 #ifndef PKV_GRAMMAR_TEXT_BYTES
 #define PKV_GRAMMAR_TEXT_BYTES (1 << 18)

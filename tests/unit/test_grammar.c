@@ -135,6 +135,14 @@ static void product(char *text, size_t room, int count) {
   (void)snprintf(text + at, room - at, "]}");
 }
 
+/* A list of `count` schemas that hold nothing: with the list's own, count + 1 are looked at. */
+static void nothings(char *text, size_t room, int count) {
+  size_t at = (size_t)snprintf(text, room, "{\"anyOf\":[");
+  for (int i = 0; i < count; i++)
+    at += (size_t)snprintf(text + at, room - at, "%s{}", i ? "," : "");
+  (void)snprintf(text + at, room - at, "]}");
+}
+
 /* Limits of base/limits.h: at each, and one past it. */
 static void test_limits(void **state) {
   static char text[1 << 18];
@@ -160,8 +168,16 @@ static void test_limits(void **state) {
   takes(true, text, PKV_E_LIMIT, "has more than 32768 values");
   product(text, sizeof text, 10);
   takes(true, text, PKV_OK, "");
-  product(text, sizeof text, 142); /* 20,164 */
-  takes(true, text, PKV_E_LIMIT, "more than 20000");
+  product(text, sizeof text, 127); /* 16,129 */
+  takes(true, text, PKV_E_LIMIT, "more than 16000");
+  /* 2^18 states, of which two are the start and the end */
+  takes(false, "root ::= \"a\"{65536} \"a\"{65536} \"a\"{65536} \"a\"{65534}", PKV_OK, "");
+  takes(false, "root ::= \"a\"{65536} \"a\"{65536} \"a\"{65536} \"a\"{65535}", PKV_E_LIMIT,
+        "more than 262144 states");
+  nothings(text, sizeof text, PKV_SCHEMA_WORK - 1);
+  takes(true, text, PKV_OK, "");
+  nothings(text, sizeof text, PKV_SCHEMA_WORK);
+  takes(true, text, PKV_E_LIMIT, "more than 16000");
 }
 
 /* What could take long, or much: each is refused, or done in bounded time (J2, CVE-2025-57809). */
