@@ -140,6 +140,9 @@ TOOLS_TAGGED = 1
 VERSION_MAJOR = 0
 VERSION_MINOR = 1
 VERSION_PATCH = 0
+WEIGHTS_AUTO = 0
+WEIGHTS_COPIED = 2
+WEIGHTS_MAPPED = 1
 
 
 class Error(Structure):
@@ -518,6 +521,7 @@ class ModelOptions(Structure):
         ("check_tensors", c_int32),
         ("tokenizer_only", c_int32),
         ("allocator", c_void_p),
+        ("weights", c_int32),
     ]
 
 

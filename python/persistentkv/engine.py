@@ -35,6 +35,7 @@ from .errors import InvalidArgument
 from .sched import ORDERS, POLICIES
 
 FINISH_REASONS = ("", "stop", "length", "cancelled", "error")
+WEIGHTS = ("auto", "mapped", "copied")  # as pkv_weights counts them
 KV_TYPES = {
     "f32": _abi.DTYPE_F32,
     "f16": _abi.DTYPE_F16,
@@ -155,6 +156,8 @@ class Engine:
         model: a GGUF file (of several: any) or a folder of safetensors.
         device: "cpu" or "cuda".
         kv_dtype: elements of the cache: "f16", "f32", "bf16" or "fp8".
+        weights: "mapped": in the system's cache of the file; "copied": on huge pages, which a CPU
+            reads faster; "auto": copied for a CPU where they fill no more than half of free memory.
         order, admission: who runs next and whether (`Scheduler`): "fcfs" and "always" by default.
         **options: any other field of pkv_engine_options by its name (`OPTIONS` lists them), as
             threads, cache_tokens, max_rows, max_seq_len, page_tokens; 0 means the default, but for
@@ -172,6 +175,7 @@ class Engine:
         *,
         device: str = "cpu",
         kv_dtype: str = "f16",
+        weights: str = "auto",
         order: str = "fcfs",
         admission: str = "always",
         **options: float,
@@ -189,9 +193,13 @@ class Engine:
         if device == "cuda":
             given.batch_invariant = 0
         set_options(given, options, OPTIONS)
+        opening = sized(_abi.ModelOptions)
+        opening.weights = index_of(weights, WEIGHTS, "weights")
+        if weights == "auto" and device == "cuda":
+            opening.weights = WEIGHTS.index("mapped")
         handle = ctypes.c_void_p()
         path = os.fsencode(os.fspath(model))
-        self._lib.call("pkv_model_open", ctypes.byref(handle), path, None)
+        self._lib.call("pkv_model_open", ctypes.byref(handle), path, ctypes.byref(opening))
         self._core = self._start(handle.value or 0, given)
         # Without a lock: threads that fill one entry at once write the same.
         self._pieces: dict[int, bytes] = {}

@@ -71,6 +71,42 @@ static int64_t memory_v1(const char *folder) {
   return read_number(&bytes, folder, "memory.limit_in_bytes") ? bytes : 0;
 }
 
+/* What a line "name number" says; 0 = there is none. */
+static int64_t number_of(const char *text, const char *name) {
+  const size_t n = strlen(name);
+  for (const char *line = text; *line != '\0';) {
+    const size_t whole = strcspn(line, "\n");
+    if (whole > n + 1 && memcmp(line, name, n) == 0 && line[n] == ' ') {
+      char digits[24];
+      int64_t value;
+      if (whole - n > sizeof digits) return 0;
+      memcpy(digits, line + n + 1, whole - n - 1);
+      digits[whole - n - 1] = '\0';
+      return pkv_parse_i64(&value, digits, 0, INT64_MAX) ? value : 0;
+    }
+    line += whole + (line[whole] == '\n');
+  }
+  return 0;
+}
+
+static int64_t left_of(int64_t limit, const char *folder, const char *use_name) {
+  char path[1200], text[8192];
+  int64_t use;
+  if (limit == 0 || !read_number(&use, folder, use_name)) return 0;
+  if (snprintf(path, sizeof path, "%s/memory.stat", folder) >= (int)sizeof path) return 0;
+  if (read_small(text, sizeof text, path))
+    use -= number_of(text, "inactive_file") + number_of(text, "active_file");
+  return use < limit ? limit - (use > 0 ? use : 0) : 1;
+}
+
+static int64_t memory_left_v2(const char *folder) {
+  return left_of(memory_v2(folder), folder, "memory.current");
+}
+
+static int64_t memory_left_v1(const char *folder) {
+  return left_of(memory_v1(folder), folder, "memory.usage_in_bytes");
+}
+
 /* A limit: its controller, where version 1 mounts that, and who reads it in a folder (0 = none). */
 typedef struct limit {
   const char *controller;
@@ -81,6 +117,7 @@ typedef struct limit {
 
 static const limit cpu_limit = {"cpu", {"cpu", "cpu,cpuacct"}, quota_v2, quota_v1};
 static const limit memory_limit = {"memory", {"memory", NULL}, memory_v2, memory_v1};
+static const limit memory_left = {"memory", {"memory", NULL}, memory_left_v2, memory_left_v1};
 
 /* The least limit from mount/group up to mount itself. Where a container sees its own group as the
  * mount's root, the deeper folders are missing and only the last one answers. */
@@ -150,6 +187,30 @@ int32_t pkv_cgroup_cores(const char *membership, const char *root) {
 
 int64_t pkv_cgroup_memory(const char *membership, const char *root) {
   return least_of(membership, root, &memory_limit);
+}
+
+int64_t pkv_cgroup_memory_left(const char *membership, const char *root) {
+  return least_of(membership, root, &memory_left);
+}
+
+/* MemAvailable of /proc/meminfo; 0 where it is not told. */
+static int64_t machine_memory_left(void) {
+  char text[4096];
+  if (!read_small(text, sizeof text, "/proc/meminfo")) return 0;
+  const char *const line = strstr(text, "\nMemAvailable:");
+  if (line == NULL) return 0;
+  const char *number = line + strlen("\nMemAvailable:");
+  number += strspn(number, " ");
+  int64_t kib = 0;
+  for (; *number >= '0' && *number <= '9' && kib < INT64_MAX / 20480; number++)
+    kib = kib * 10 + (*number - '0');
+  return kib * 1024;
+}
+
+int64_t pkv_host_memory_left(void) {
+  const int64_t machine = machine_memory_left();
+  const int64_t groups = pkv_cgroup_memory_left("/proc/self/cgroup", "/sys/fs/cgroup");
+  return groups > 0 && (machine == 0 || groups < machine) ? groups : machine;
 }
 
 int64_t pkv_host_memory(void) {

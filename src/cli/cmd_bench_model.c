@@ -25,7 +25,7 @@
 typedef struct bench_model_options {
   const char *model, *random, *prompts, *depths, *parallel, *csv, *commit, *products;
   int32_t generate, each_prompt, each_tokens, shared, groups, suffix, no_start, device, ranks,
-      waits;
+      waits, weights;
   int32_t threads, isa, kv_dtype, activations, page, chunk, variant, repeats, json, llama;
   int64_t seed;
 } bench_model_options;
@@ -46,6 +46,7 @@ static const pkv_option options_table[] = {
     PKV_TEXT(O, products, 0, "products-file", "FILE", NULL,
              "with --device cuda: keeps which matrix products are the fastest, for faster starts"),
     PKV_FLAG(O, waits, 0, "no-overlap", "with --device cuda: wait for each step before the next"),
+    PKV_WEIGHTS_OPTION(O),
     PKV_TEXT(O, prompts, 'p', "prompt", "LIST", "512",
              "prefill: prompts of so many tokens, separated by commas; 0 = none"),
     PKV_INT(O, generate, 'n', "generate", "N", "64", 0, MAX_TOKENS,
@@ -201,7 +202,7 @@ static void name_device(bench_run *run, int32_t count) {
 }
 
 static pkv_status open_model(bench_model *b, pkv_error *err) {
-  const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
+  const pkv_model_options model_options = pkv_model_options_for(b->o->weights, b->o->device);
   pkv_executor_options executor_options = PKV_EXECUTOR_OPTIONS_INIT;
   pkv_executor *executor = NULL;
   const bool cuda = b->o->device == PKV_DEVICE_CUDA;

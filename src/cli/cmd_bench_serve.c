@@ -12,7 +12,7 @@
 
 typedef struct bench_serve_options {
   const char *model, *schedules, *csv, *commit, *report;
-  int32_t requests, groups, prefix, own, tokens, rows, threads, chunk, repeats, json;
+  int32_t requests, groups, prefix, own, tokens, rows, threads, chunk, repeats, json, weights;
   int64_t cache, seed;
   double rate, slo_ttft, slo_tpot;
 } bench_serve_options;
@@ -38,6 +38,7 @@ static const pkv_option options_table[] = {
             "tokens the KV cache holds; 0 = two groups' prompts and the rows' own tokens"),
     PKV_INT(O, chunk, 0, "chunk", "N", "512", 1, 65536, "prompt tokens in a step"),
     PKV_INT(O, repeats, 0, "repeats", "N", "1", 1, 100, "runs of each schedule, taken in turn"),
+    PKV_WEIGHTS_OPTION(O),
     PKV_INT(O, threads, 't', "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_INT(O, seed, 0, "seed", "N", "1", 0, INT64_C(4294967295), "of tokens and arrivals"),
     PKV_TEXT(O, csv, 0, "csv", "FILE", NULL, "append result rows"),
@@ -158,7 +159,7 @@ static pkv_status write_report(bench_serve *b, pkv_error *err) {
 }
 
 static pkv_status work(bench_serve *b, pkv_error *err) {
-  const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
+  const pkv_model_options model_options = pkv_model_options_for(b->o->weights, PKV_DEVICE_CPU);
   PKV_TRY(pkv_model_open_named(&b->model, b->o->model, &model_options, err));
   PKV_TRY(open_csv(b, err));
   if (b->o->report != NULL) PKV_TRY(bench_report_open(&b->report, b->o->report, err));

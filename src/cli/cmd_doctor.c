@@ -244,6 +244,7 @@ static void check_model(report *r, const char *path) {
   pkv_model *model = NULL;
   pkv_error err;
   options.check_tensors = 1;
+  options.weights = PKV_WEIGHTS_MAPPED; /* read once */
   if (path == NULL) {
     add(r, "model", "file", CHECK_ABSENT, "none given (--model FILE checks one)");
     return;

@@ -16,7 +16,7 @@ typedef struct run_options {
   int32_t max_tokens, top_k, threads, kv_dtype, activations, ctx, page, chunk, ranks, logprobs;
   double temperature, top_p;
   int64_t seed;
-  int32_t device;
+  int32_t device, weights;
   const char *products;
 } run_options;
 
@@ -52,6 +52,7 @@ static const pkv_option options_table[] = {
             "with --device cuda: devices that compute together, the first N seen"),
     PKV_TEXT(run_options, products, 0, "products-file", "FILE", NULL,
              "with --device cuda: keeps which matrix products are the fastest, for faster starts"),
+    PKV_WEIGHTS_OPTION(run_options),
     PKV_INT(run_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(run_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(run_options, activations, 0, "activations", activation_names, "i8",
@@ -228,7 +229,8 @@ static void print_stats(const run_state *s) {
 }
 
 static pkv_status work(run_state *s, pkv_error *err) {
-  const pkv_model_options model_options = PKV_MODEL_OPTIONS_INIT;
+  const pkv_model_options model_options =
+      pkv_model_options_for(s->options->weights, s->options->device);
   const int64_t begin = pkv_clock_ns();
   PKV_TRY(pkv_model_open_named(&s->model, s->options->model, &model_options, err));
   PKV_TRY(read_prompt(s, err));

@@ -16,7 +16,7 @@ typedef struct serve_options {
   const char *config, *model, *host, *name, *key_file, *keys, *cors, *products;
   int32_t port, threads, kv_dtype, activations, ctx, page, chunk, rows, requests, connections;
   int32_t header_s, body_s, idle_s, stall_s, drain_s, progress_s;
-  int32_t order, admission, beside, no_cache, shared_cache, device, ranks;
+  int32_t order, admission, beside, no_cache, shared_cache, device, ranks, weights;
   int32_t log_format, log_level, no_access_log, sandbox;
   int64_t cache, max_body;
   double swap;
@@ -56,6 +56,7 @@ static const pkv_option options_table[] = {
              "with --device cuda: keeps which matrix products are the fastest, for faster starts"),
     PKV_NUMBER(serve_options, swap, 0, "swap-space", "GIB", "0", 0.0, 65536.0,
                "with --device cuda: host memory in which preempted requests keep their pages"),
+    PKV_WEIGHTS_OPTION(serve_options),
     PKV_INT(serve_options, threads, 0, "threads", "N", "0", 0, 1024, "0 = one a core"),
     PKV_CHOICE(serve_options, kv_dtype, 0, "kv-dtype", kv_dtypes, "f16", "type of the KV cache"),
     PKV_CHOICE(serve_options, activations, 0, "activations", activation_names, "i8",
@@ -109,6 +110,7 @@ typedef struct serve_state {
   pkv_model *model;
   pkv_serve_log log;
   bool sandbox;
+  pkv_model_options opening;
 } serve_state;
 
 static void on_listening(void *user, int32_t port) {
@@ -125,10 +127,9 @@ static void on_access(void *user, const pkv_access *access) {
 
 static pkv_status load(void *user, pkv_model **out, pkv_error *err) {
   serve_state *const s = user;
-  const pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
   *out = NULL;
   if (s->sandbox) PKV_TRY(pkv_sandbox_calls(err)); /* the socket listens, nothing was read yet */
-  const pkv_status status = pkv_model_open_named(&s->model, s->path, &options, err);
+  const pkv_status status = pkv_model_open_named(&s->model, s->path, &s->opening, err);
   *out = s->model;
   return status;
 }
@@ -198,8 +199,9 @@ static int run(const pkv_cli *cli, const void *opaque) {
   pkv_error err = {PKV_OK, "", ""};
   char name[256];
   const char *const path = cli->operand_count > 0 ? cli->operands[0] : o->model;
-  serve_state state = {
-      cli, o->host, path, NULL, {o->log_format == 1, (pkv_log_level)o->log_level}, o->sandbox != 0};
+  serve_state state = {.cli = cli, .host = o->host, .path = path, .sandbox = o->sandbox != 0};
+  state.log = (pkv_serve_log){o->log_format == 1, (pkv_log_level)o->log_level};
+  state.opening = pkv_model_options_for(o->weights, o->device);
   if (path == NULL) return pkv_cli_usage(cli, "MODEL is missing");
   name_of_file(name, sizeof name, path);
   if (o->name != NULL && (o->name[0] == '\0' || !pkv_utf8_valid(o->name, strlen(o->name))))

@@ -11,6 +11,16 @@ pkv_status pkv_fail_named(pkv_error *err, const pkv_error *plain, const char *pa
                   has_path ? "" : ": ", plain->text);
 }
 
+const char *const pkv_weights_choices[] = {"auto", "mapped", "copied", NULL};
+
+pkv_model_options pkv_model_options_for(int32_t weights, int32_t device) {
+  pkv_model_options options = PKV_MODEL_OPTIONS_INIT;
+  options.weights = (pkv_weights)weights;
+  if (options.weights == PKV_WEIGHTS_AUTO && device != PKV_DEVICE_CPU)
+    options.weights = PKV_WEIGHTS_MAPPED; /* a device copies them anyway */
+  return options;
+}
+
 pkv_status pkv_model_open_named(pkv_model **out, const char *path, const pkv_model_options *options,
                                 pkv_error *err) {
   pkv_error plain = {PKV_OK, "", ""};

@@ -12,6 +12,14 @@
 /* Copies `plain` to *err with the path in front, unless it is in the text already; returns its
  * status. */
 pkv_status pkv_fail_named(pkv_error *err, const pkv_error *plain, const char *path);
+/* Choices of --weights, in the order of pkv_weights; NULL ends them. */
+extern const char *const pkv_weights_choices[];
+#define PKV_WEIGHTS_OPTION(type)                                                                   \
+  PKV_CHOICE(type, weights, 0, "weights", pkv_weights_choices, "auto",                             \
+             "mapped: in the system's cache of the file; copied: on huge pages, faster to read; "  \
+             "auto: copied for a CPU that has the memory")
+/* Options for a model that will run on that device. */
+pkv_model_options pkv_model_options_for(int32_t weights, int32_t device);
 /* pkv_model_open, with the path in every message. */
 pkv_status pkv_model_open_named(pkv_model **out, const char *path, const pkv_model_options *options,
                                 pkv_error *err);

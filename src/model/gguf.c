@@ -138,6 +138,15 @@ pkv_status pkv_gguf_check_unchanged(const pkv_gguf *g, pkv_error *err) {
   return PKV_OK;
 }
 
+pkv_status pkv_gguf_copy(pkv_gguf *g, pkv_error *err) {
+  PKV_TRY(pkv_mapped_copy(&g->file, err));
+  for (size_t i = 0; i < g->part_count; i++)
+    PKV_TRY(pkv_gguf_copy(g->parts[i], err));
+  for (size_t i = 0; i < g->tensor_file_count; i++)
+    PKV_TRY(pkv_safetensors_copy(g->tensor_files[i], err));
+  return PKV_OK;
+}
+
 pkv_status pkv_gguf_check_whole(const pkv_gguf *g, bool need_tensors, pkv_error *err) {
   int64_t shards = 1, shard = 0;
   PKV_TRY(pkv_gguf_get_int(&shards, g, "split.count", false, 0, UINT16_MAX, err));

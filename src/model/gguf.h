@@ -12,8 +12,8 @@
  *     model opens too: pkv_gguf_check_whole tells them apart from a whole model.
  *   - What a file that shrinks while it is open can do. Keys and tensor table are a private copy:
  *     they stay readable whatever happens to the file. Tensor data stays in the map, and touching a
- *     page behind the new end raises SIGBUS. A library must not own signal handlers, and a copy of
- *     the weights would double the memory, so the rule is: replace model files by rename, and call
+ *     page behind the new end raises SIGBUS, and a library must not own signal handlers. So either
+ *     weights are copied (pkv_gguf_copy), or the rule is: replace model files by rename, and call
  *     pkv_gguf_check_unchanged before long work; it narrows the window and cannot close it.
  */
 #ifndef PKV_MODEL_GGUF_H
@@ -80,6 +80,9 @@ void pkv_gguf_close(pkv_gguf *gguf); /* NULL is allowed */
 pkv_status pkv_gguf_check_whole(const pkv_gguf *gguf, bool need_tensors, pkv_error *err);
 /* E_IO when the file on disk is shorter than when it was opened. One fstat; always OK in memory. */
 pkv_status pkv_gguf_check_unchanged(const pkv_gguf *gguf, pkv_error *err);
+/* All its files into memory of huge pages, as pkv_mapped_copy: addresses stay. After an error some
+   may be copied and some mapped. */
+pkv_status pkv_gguf_copy(pkv_gguf *gguf, pkv_error *err);
 
 /* 1: keys and tensors of a folder of safetensors, in GGUF's words (model/folder.h). */
 bool pkv_gguf_is_folder(const pkv_gguf *gguf);

@@ -8,6 +8,23 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static size_t space_of(size_t size) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  return (size + page - 1) / page * page + HUGE_PAGE;
+}
+
+/* Address space with room for `size` bytes from where a huge page can begin, which is returned:
+   nothing is there yet. NULL: none. */
+static unsigned char *reserve(void **space, size_t size) {
+  if (size > PTRDIFF_MAX - 2 * HUGE_PAGE) return NULL;
+  void *const all = mmap(NULL, space_of(size), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED) return NULL;
+  *space = all;
+  return (unsigned char *)all + (HUGE_PAGE - (uintptr_t)all % HUGE_PAGE) % HUGE_PAGE;
+}
+
 static pkv_status open_and_map(pkv_mapped *f, const char *path, pkv_error *err) {
   struct stat st;
   /* O_NONBLOCK: a path that names a pipe must not hang here. */
@@ -21,7 +38,9 @@ static pkv_status open_and_map(pkv_mapped *f, const char *path, pkv_error *err) 
   PKV_CHECK(err, (uint64_t)st.st_size <= PTRDIFF_MAX, PKV_E_LIMIT,
             "file has %lld bytes, more than this machine can address", (long long)st.st_size);
   f->size = (size_t)st.st_size;
-  void *map = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, f->fd, 0);
+  void *const place = reserve(&f->space, f->size);
+  void *map = MAP_FAILED;
+  if (place) map = mmap(place, f->size, PROT_READ, MAP_PRIVATE | MAP_FIXED, f->fd, 0);
   PKV_CHECK(err, map != MAP_FAILED, PKV_E_IO, "cannot map %zu bytes of %s: %s", f->size, path,
             strerror(errno));
   f->bytes = map;
@@ -36,9 +55,37 @@ pkv_status pkv_mapped_open(pkv_mapped *f, const char *path, pkv_error *err) {
 }
 
 void pkv_mapped_close(pkv_mapped *f) {
-  if (f->bytes) (void)munmap((void *)(uintptr_t)f->bytes, f->size);
+  if (f->space) (void)munmap(f->space, space_of(f->size));
   if (f->fd >= 0) (void)close(f->fd);
   *f = (pkv_mapped)PKV_MAPPED_NONE;
+}
+
+/* Reads the file to `copy`, and moves that to the map's place. */
+static pkv_status fill_and_move(pkv_mapped *f, unsigned char *copy, pkv_error *err) {
+  void *const place = (void *)(uintptr_t)f->bytes;
+  PKV_CHECK(err, mprotect(copy, f->size, PROT_READ | PROT_WRITE) == 0, PKV_E_NOMEM,
+            "no memory for a copy of %zu bytes of weights", f->size);
+#ifdef MADV_HUGEPAGE
+  (void)madvise(copy, f->size, MADV_HUGEPAGE); /* a wish */
+#endif
+  PKV_TRY(pkv_mapped_read(copy, f, f->size, err));
+  (void)mprotect(copy, f->size, PROT_READ); /* against mistakes of ours, no matter if it fails */
+  /* Both begin where a huge page can begin, so those that were made move as they are. */
+  PKV_CHECK(err, mremap(copy, f->size, f->size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place,
+            PKV_E_IO, "cannot move a copy of %zu bytes of weights: %s", f->size, strerror(errno));
+  f->copied = true;
+  return PKV_OK;
+}
+
+pkv_status pkv_mapped_copy(pkv_mapped *f, pkv_error *err) {
+  void *space = NULL;
+  if (f->bytes == NULL || f->copied) return PKV_OK;
+  unsigned char *const copy = reserve(&space, f->size);
+  PKV_CHECK(err, copy != NULL, PKV_E_NOMEM, "no address space for a copy of %zu bytes of weights",
+            f->size);
+  const pkv_status status = fill_and_move(f, copy, err);
+  (void)munmap(space, space_of(f->size)); /* what is left of it */
+  return status;
 }
 
 pkv_status pkv_mapped_read(unsigned char *to, const pkv_mapped *f, size_t count, pkv_error *err) {
@@ -57,7 +104,7 @@ pkv_status pkv_mapped_read(unsigned char *to, const pkv_mapped *f, size_t count,
 
 pkv_status pkv_mapped_check_unchanged(const pkv_mapped *f, pkv_error *err) {
   struct stat st;
-  if (f->fd < 0) return PKV_OK;
+  if (f->fd < 0 || f->copied) return PKV_OK;
   PKV_CHECK(err, fstat(f->fd, &st) == 0, PKV_E_IO, "cannot read the model file's size: %s",
             strerror(errno));
   PKV_CHECK(err, st.st_size >= 0 && (uint64_t)st.st_size >= f->size, PKV_E_IO,

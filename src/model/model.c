@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "base/cgroup.h"
 #include "base/status.h"
 #include "model/chat.h"
 #include "model/folder.h"
@@ -38,6 +39,19 @@ static pkv_status open_text(pkv_model *m, bool required, pkv_error *err) {
   return status == PKV_E_NOMEM ? status : PKV_OK;
 }
 
+/* Weights that are copied may fill one part in so many of the memory that is free: the rest is for
+   the cache, and for others. */
+#define FREE_MEMORY_PARTS 2
+
+static pkv_status place_weights(pkv_gguf *gguf, pkv_weights weights, pkv_error *err) {
+  const int64_t bytes = (int64_t)pkv_gguf_file_bytes(gguf);
+  if (weights == PKV_WEIGHTS_MAPPED) return PKV_OK;
+  if (weights == PKV_WEIGHTS_COPIED) return pkv_gguf_copy(gguf, err);
+  if (bytes > pkv_host_memory_left() / FREE_MEMORY_PARTS) return PKV_OK;
+  const pkv_status status = pkv_gguf_copy(gguf, err);
+  return status == PKV_E_NOMEM ? PKV_OK : status; /* what is not copied serves from its map */
+}
+
 static pkv_status open_parts(pkv_model *m, const pkv_model_options *options, pkv_error *err) {
   /* First, because the parts of such a file lack all kinds of keys. */
   PKV_TRY(pkv_gguf_check_whole(m->gguf, options->tokenizer_only == 0, err));
@@ -47,6 +61,7 @@ static pkv_status open_parts(pkv_model *m, const pkv_model_options *options, pkv
     return PKV_OK;
   }
   PKV_TRY(pkv_hparams_read(m, err));
+  PKV_TRY(place_weights(m->gguf, options->weights, err));
   PKV_TRY(pkv_weights_bind(m, err));
   if (m->tokenizer) {
     PKV_CHECK(err, pkv_tokenizer_vocab(m->tokenizer) == m->hp.vocab, PKV_E_FORMAT,
@@ -59,6 +74,8 @@ static pkv_status open_parts(pkv_model *m, const pkv_model_options *options, pkv
 /* A model with nothing in it yet. */
 static pkv_status make(pkv_model **out, const pkv_model_options *options, pkv_error *err) {
   PKV_CHECK_STRUCT(err, options, pkv_model_options);
+  PKV_CHECK(err, options->weights >= PKV_WEIGHTS_AUTO && options->weights <= PKV_WEIGHTS_COPIED,
+            PKV_E_INVALID, "weights is %d, which is none of pkv_weights", (int)options->weights);
   const pkv_allocator allocator = pkv_allocator_or_default(options->allocator);
   *out = pkv_alloc_zeroed(&allocator, 1, sizeof **out);
   PKV_CHECK(err, *out, PKV_E_NOMEM, "no memory for a model");

@@ -320,3 +320,7 @@ size_t pkv_safetensors_file_bytes(const pkv_safetensors *f) {
 pkv_status pkv_safetensors_check_unchanged(const pkv_safetensors *f, pkv_error *err) {
   return pkv_mapped_check_unchanged(&f->file, err);
 }
+
+pkv_status pkv_safetensors_copy(pkv_safetensors *f, pkv_error *err) {
+  return pkv_mapped_copy(&f->file, err);
+}

@@ -29,5 +29,6 @@ size_t pkv_safetensors_count(const pkv_safetensors *file);
 const pkv_gguf_tensor *pkv_safetensors_at(const pkv_safetensors *file, size_t i);
 size_t pkv_safetensors_file_bytes(const pkv_safetensors *file);
 pkv_status pkv_safetensors_check_unchanged(const pkv_safetensors *file, pkv_error *err);
+pkv_status pkv_safetensors_copy(pkv_safetensors *file, pkv_error *err); /* as pkv_mapped_copy */
 
 #endif

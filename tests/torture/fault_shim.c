@@ -115,6 +115,8 @@ void free(void *block) {
 #define REAL_CALLS(X)                                                                              \
   X(void *, mmap, (void *, size_t, int, int, int, off_t))                                          \
   X(int, munmap, (void *, size_t))                                                                 \
+  X(int, mprotect, (void *, size_t, int))                                                          \
+  X(void *, mremap, (void *, size_t, size_t, int, ...))                                            \
   X(int, open, (const char *, int, ...))                                                           \
   X(int, close, (int))                                                                             \
   X(ssize_t, read, (int, void *, size_t))                                                          \
@@ -169,8 +171,31 @@ void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offse
     return MAP_FAILED;
   }
   void *const block = real_mmap(at, size, protection, flags, fd, offset);
-  if (block != MAP_FAILED) live++;
+  if (block != MAP_FAILED && (flags & MAP_FIXED) == 0) live++; /* else in place of what counted */
   return block;
+}
+
+int mprotect(void *at, size_t size, int protection) {
+  READY(mprotect);
+  if (fails("mprotect")) {
+    errno = ENOMEM;
+    return -1;
+  }
+  return real_mprotect(at, size, protection);
+}
+
+/* Only to an address that is given: what is there goes, what was elsewhere is its owner's still. */
+void *mremap(void *at, size_t size, size_t new_size, int flags, ...) {
+  va_list rest;
+  va_start(rest, flags);
+  void *const place = va_arg(rest, void *);
+  va_end(rest);
+  READY(mremap);
+  if (fails("mremap")) {
+    errno = ENOMEM;
+    return MAP_FAILED;
+  }
+  return real_mremap(at, size, new_size, flags, place);
 }
 
 int munmap(void *at, size_t size) {

@@ -324,6 +324,43 @@ static void cgroup_memory(void **state) {
   assert_true(pkv_host_memory() > 1 << 20);
 }
 
+static int64_t left(const char *membership) {
+  put("membership", membership);
+  return pkv_cgroup_memory_left(ROOT "/membership", ROOT);
+}
+
+static void cgroup_memory_left(void **state) {
+  (void)state;
+  nftw(ROOT, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+  assert_int_equal(pkv_cgroup_memory_left(ROOT "/nothing/here", ROOT), 0);
+  put("a/memory.max", "1000000\n");
+  put("a/memory.current", "900000\n");
+  put("a/b/memory.max", "max\n");
+  put("a/b/memory.current", "5\n");
+  put("a/b/c/memory.max", "50000\n");
+  put("a/b/c/memory.current", "10000\n");
+  assert_int_equal(left("0::/\n"), 0);
+  assert_int_equal(left("0::/a\n"), 100000);
+  assert_int_equal(left("0::/a/b\n"), 100000); /* the parent's */
+  assert_int_equal(left("0::/a/b/c\n"), 40000);
+  /* files in memory count as free, and names that only begin alike do not */
+  put("a/memory.stat", "anon 1\ninactive_file 300000\nactive_file_x 7\nactive_file 100000\n");
+  assert_int_equal(left("0::/a/b\n"), 500000);
+  put("a/memory.stat", "inactive_file 99999999999999999999999999\nactive_file\n");
+  assert_int_equal(left("0::/a/b\n"), 100000);
+  put("a/memory.current", "2000000\n"); /* more than the limit: a byte is left */
+  assert_int_equal(left("0::/a\n"), 1);
+  put("a/memory.current", "garbage\n");
+  assert_int_equal(left("0::/a\n"), 0);
+  put("memory/g/memory.limit_in_bytes", "70000\n");
+  put("memory/g/memory.usage_in_bytes", "30000\n");
+  assert_int_equal(left("5:memory:/g\n0::/\n"), 40000);
+  assert_int_equal(left("5:cpu:/g\n"), 0);
+  assert_int_equal(nftw(ROOT, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+  assert_true(pkv_host_memory_left() > 1 << 20);
+  assert_true(pkv_host_memory_left() <= pkv_host_memory());
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(names),
@@ -337,6 +374,7 @@ int main(void) {
       cmocka_unit_test(cores_follow_affinity),
       cmocka_unit_test(cgroup_quota),
       cmocka_unit_test(cgroup_memory),
+      cmocka_unit_test(cgroup_memory_left),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -226,6 +226,57 @@ static void test_file_replaced(void **state) {
   pkv_gguf_close(g);
 }
 
+#define COPIED_BYTES ((size_t)5 << 20) /* more than two huge pages */
+
+static void save_pattern(void) {
+  gguf_build b;
+  unsigned char *const data = malloc(COPIED_BYTES);
+  assert_non_null(data);
+  for (size_t i = 0; i < COPIED_BYTES; i++)
+    data[i] = (unsigned char)(i * 7 + (i >> 12));
+  gguf_build_init(&b);
+  gguf_build_string(&b, "general.architecture", "llama");
+  gguf_build_tensor(&b, "first", 0, 1, (const int64_t[]){COPIED_BYTES / 4}, data, COPIED_BYTES);
+  (void)save(&b);
+  free(data);
+}
+
+static void assert_pattern(const unsigned char *data) {
+  for (size_t i = 0; i < COPIED_BYTES; i++)
+    if (data[i] != (unsigned char)(i * 7 + (i >> 12))) fail_msg("byte %zu is %d", i, data[i]);
+}
+
+/* Copied weights stay where they were, on whole huge pages, and need the file no longer. */
+static void test_copied(void **state) {
+  (void)state;
+  pkv_error err = {0};
+  pkv_gguf *g = NULL;
+  save_pattern();
+  if (pkv_gguf_open(&g, path, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  const unsigned char *const data = pkv_gguf_find_tensor(g, "first")->data;
+  assert_int_equal(((uintptr_t)data - pkv_gguf_data_offset(g)) % ((uintptr_t)2 << 20), 0);
+  assert_pattern(data);
+  for (int i = 0; i < 2; i++)
+    if (pkv_gguf_copy(g, &err) != PKV_OK) fail_msg("%s", err.text);
+  assert_int_equal(truncate(path, 0), 0);
+  assert_ptr_equal(pkv_gguf_find_tensor(g, "first")->data, data);
+  assert_pattern(data);
+  assert_int_equal(pkv_gguf_check_unchanged(g, &err), PKV_OK);
+  pkv_gguf_close(g);
+}
+
+static void test_shrinks_before_the_copy(void **state) {
+  (void)state;
+  pkv_error err = {0};
+  pkv_gguf *g = NULL;
+  save_pattern();
+  if (pkv_gguf_open(&g, path, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  assert_int_equal(truncate(path, 4096), 0);
+  assert_int_equal(pkv_gguf_copy(g, &err), PKV_E_IO);
+  assert_non_null(strstr(err.text, "to 4096 bytes while it was read"));
+  pkv_gguf_close(g);
+}
+
 static pkv_status open_close(void *ctx, const pkv_allocator *allocator) {
   (void)ctx;
   pkv_gguf *g = NULL;
@@ -328,6 +379,13 @@ static void test_shards(void **state) {
     if (status != cases[i].status || strstr(err.text, cases[i].part) == NULL)
       fail_msg("%zu: %s \"%s\", expected \"%s\"", i, pkv_status_name(status), err.text,
                cases[i].part);
+    if (status == PKV_OK) {
+      if (pkv_gguf_copy(g, &err) != PKV_OK) fail_msg("%s", err.text);
+      assert_int_equal(truncate(at[1], 0), 0); /* the copy is of all shards */
+      for (int k = 0; k < 32; k++)
+        assert_int_equal(pkv_gguf_find_tensor(g, "b")->data[k], 0);
+      assert_int_equal(pkv_gguf_check_unchanged(g, &err), PKV_OK);
+    }
     pkv_gguf_close(g);
   }
   assert_int_equal(unlink(at[0]), 0);
@@ -385,6 +443,8 @@ int main(void) {
       cmocka_unit_test(test_file_replaced),
       cmocka_unit_test(test_no_memory),
       cmocka_unit_test(test_seeds),
+      cmocka_unit_test(test_copied),
+      cmocka_unit_test(test_shrinks_before_the_copy),
       cmocka_unit_test(test_shards),
       cmocka_unit_test(test_tensors_of_shards),
   };

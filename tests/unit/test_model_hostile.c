@@ -234,6 +234,10 @@ static void test_arguments(void **state) {
   options.struct_size = 1;
   assert_int_equal(pkv_model_open(&model, "a", &options, &err), PKV_E_INVALID);
   assert_non_null(strstr(err.text, "struct_size"));
+  options = (pkv_model_options)PKV_MODEL_OPTIONS_INIT;
+  options.weights = (pkv_weights)3;
+  assert_int_equal(pkv_model_open(&model, "a", &options, &err), PKV_E_INVALID);
+  assert_string_equal(err.text, "weights is 3, which is none of pkv_weights");
   assert_int_equal(pkv_tokenize(ids, 4, &n, NULL, "a", 1, 0, &err), PKV_E_INVALID);
   assert_int_equal(pkv_model_open_memory(NULL, "a", 1, NULL, &err), PKV_E_INVALID);
   gguf_build b;

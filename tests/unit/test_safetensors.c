@@ -216,6 +216,30 @@ static void test_number_of_tensors(void **state) {
   free(header);
 }
 
+/* A copy needs the file no longer. */
+static void test_copied(void **state) {
+  (void)state;
+  static char path[] = "/tmp/pkv-safetensors-XXXXXX";
+  size_t size = 0;
+  pkv_safetensors *file = NULL;
+  pkv_error err = {0};
+  unsigned char *const bytes = file_of(&size, GOOD, 32);
+  const int fd = mkstemp(path);
+  assert_true(fd >= 0);
+  assert_int_equal(write(fd, bytes, size), size);
+  if (pkv_safetensors_open(&file, path, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  const unsigned char *const data = pkv_safetensors_at(file, 0)->data;
+  assert_int_equal(pkv_safetensors_copy(file, &err), PKV_OK);
+  assert_int_equal(ftruncate(fd, 0), 0);
+  assert_ptr_equal(pkv_safetensors_at(file, 0)->data, data);
+  assert_memory_equal(data, bytes + size - 32, 32);
+  assert_int_equal(pkv_safetensors_check_unchanged(file, &err), PKV_OK);
+  pkv_safetensors_close(file);
+  assert_int_equal(close(fd), 0);
+  assert_int_equal(unlink(path), 0);
+  free(bytes);
+}
+
 static void test_arguments(void **state) {
   (void)state;
   static char path[] = "/tmp/pkv-safetensors-XXXXXX";
@@ -285,7 +309,7 @@ int main(void) {
       cmocka_unit_test(test_entries),     cmocka_unit_test(test_data),
       cmocka_unit_test(test_lengths),     cmocka_unit_test(test_damaged_files),
       cmocka_unit_test(test_no_memory),   cmocka_unit_test(test_number_of_tensors),
-      cmocka_unit_test(test_arguments),
+      cmocka_unit_test(test_copied),      cmocka_unit_test(test_arguments),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
