@@ -185,7 +185,7 @@ static void test_random(void **state) {
   (void)state;
   wait_for_all(0.8f);
   int64_t steps = 0;
-  for (uint64_t seed = 1; seed <= 12; seed++) {
+  for (uint64_t seed = 1; seed <= 5; seed++) {
     pkv_rng rng;
     pkv_rng_init(&rng, seed);
     pkv_engine *const engine = engine_of(1, 1 + (int32_t)pkv_rng_below(&rng, 6),
@@ -217,11 +217,11 @@ static void test_failures(void **state) {
   (void)state;
   int failed = 0;
   wait_for_all(0.0f);
-  for (int after = 1; after <= 120; after++) {
+  for (int after = 1; after <= 300; after += 11) {
     pkv_engine *const engine = engine_of(1, 4, PAGE * 60);
     for (int i = 0; i < 4; i++)
       submit(engine, i, ahead, 0.0f);
-    fake_device_state.fail_at = fake_device_state.calls + 3 * after;
+    fake_device_state.fail_at = fake_device_state.calls + after;
     while (pkv_engine_pending(engine) > 0) {
       size_t count = 0;
       pkv_error err = {0};
@@ -236,7 +236,7 @@ static void test_failures(void **state) {
       same(i);
     (void)finish(engine);
   }
-  assert_true(failed > 100);
+  assert_true(failed > 20);
 }
 
 int main(void) {
