@@ -412,8 +412,9 @@ typedef struct pkv_shape {
 /* A row's bits do not depend on its neighbours, on the batch, on the number of workers, nor on
  * q_len. */
 #define PKV_PLAN_BATCH_INVARIANT 1u
-/* balanced: `parts` is the most; batches of few and short rows are cut in fewer (a device's default
- * number of parts implies it). Not with PKV_PLAN_BATCH_INVARIANT. */
+/* balanced: `parts` is the most; batches of few and short rows are cut in fewer, and those of equal
+ * ones where none need then be cut (a device's default number of parts implies it). Not with
+ * PKV_PLAN_BATCH_INVARIANT. */
 #define PKV_PLAN_FEWER_PARTS 2u
 /* shared: a tree whose nodes save less than a twentieth of the tokens that the rows read has none
  * (a device's default costs imply it). */

@@ -141,7 +141,7 @@ static void fill_balanced(struct pkv_plan *plan, pkv_plan_core *core) {
   for (int32_t row = 0; row < core->rows; row++)
     row_cost[row + 1] =
         row_cost[row] + core->kv_heads * pkv_core_segment(core, pkv_core_units(core, seq_len[row]));
-  core->used = pkv_core_used_parts(core, row_cost[core->rows]);
+  core->used = pkv_core_used_parts(core, row_cost);
   for (int32_t p = 0; p <= core->parts; p++)
     pkv_core_cursor(&cursors[p], core, row_cost, seq_len, p);
   for (int32_t p = 1; p < core->parts; p++) {

@@ -14,8 +14,8 @@
  *              unit_cost = tile_cost * unit_tokens / 64.
  *   line       Segments lie on a line of costs ordered by row, KV head; inside a segment first its
  *              segment_cost, then its units. row_cost[r] = costs of all rows before r.
- *   used       Parts that the line is cut in: all, or with PKV_PLAN_FEWER_PARTS what
- *              pkv_core_used_parts says; the others come last and are empty.
+ *   used       Parts that the line is cut in: all, or with PKV_PLAN_FEWER_PARTS all but what
+ *              pkv_core_spare says; the others come last and are empty.
  *   cuts       Cut p = 1 .. used-1 lies at c = floor(p * total / used). Its row is the last with
  *              row_cost[row] <= c; its head follows by division. With x = c - (segment's start):
  *              x <= segment_cost cuts before the segment (unit 0), else before unit
@@ -52,7 +52,7 @@
 typedef struct pkv_plan_core {
   int32_t rows, kv_heads, q_len, window, unit_tokens, parts;
   int32_t batch_invariant;
-  int32_t fewer; /* whether short batches use fewer parts */
+  int32_t fewer; /* PKV_PLAN_FEWER_ bits: whether some parts may stay empty */
   int32_t used;  /* parts that are cut: a builder's, from the lengths */
   int64_t unit_cost, segment_cost, empty_cost; /* empty_cost: of a segment without units */
 } pkv_plan_core;
@@ -68,24 +68,39 @@ static inline PKV_HD int pkv_core_many(const pkv_plan_core *core) {
 /* Segments of a batch that is few. */
 #define PKV_PLAN_FEW 64
 
+#define PKV_PLAN_FEWER_FEW  1 /* few segments */
+#define PKV_PLAN_FEWER_EVEN 2 /* as many a part, were one part in 32 empty */
+
+/* What of a plan with PKV_PLAN_FEWER_PARTS is known before any length. */
+static inline PKV_HD int32_t pkv_core_fewer(const pkv_plan_core *core) {
+  const int64_t segments = (int64_t)core->rows * core->kv_heads;
+  const int32_t few = segments <= PKV_PLAN_FEW && !pkv_core_many(core) ? PKV_PLAN_FEWER_FEW : 0;
+  if (segments == 0) return 0;
+  return segments % (core->parts - core->parts / 32) == 0 ? few | PKV_PLAN_FEWER_EVEN : few;
+}
+
 /*
- * How many 32nds of the parts a batch of few segments leaves empty. On a GPU the next layer's CTAs
- * begin in their places, and a segment in fewer pieces is folded sooner: docs/notes/cuda-decode.md.
- * units_cost: of all units; parts_cost: of one unit, times the parts.
+ * How many 32nds of the parts a batch leaves empty. Of few segments: on a GPU the next layer's CTAs
+ * begin in their places, and a segment in fewer pieces is folded sooner. Of rows that are about as
+ * long as the first: then no segment is cut, and parts that read what rows share read it together.
+ * docs/notes/cuda-decode.md. total, first: the costs of all rows and of row 0.
  */
-static inline PKV_HD int32_t pkv_core_spare(int64_t segments, int64_t units_cost,
-                                            int64_t parts_cost) {
-  const int brief = units_cost < 5 * parts_cost; /* 10K tokens of 8 KV heads in 264 parts */
+static inline PKV_HD int32_t pkv_core_spare(const pkv_plan_core *core, int64_t total,
+                                            int64_t first) {
+  const int64_t segments = (int64_t)core->rows * core->kv_heads, off = total - core->rows * first;
+  if ((core->fewer & PKV_PLAN_FEWER_EVEN) && (off < 0 ? -off : off) <= total / 32) return 1;
+  if (!(core->fewer & PKV_PLAN_FEWER_FEW)) return 0;
+  /* 10K tokens of 8 KV heads in 264 parts */
+  const int brief = total - segments * core->segment_cost < 5 * core->parts * core->unit_cost;
   if (brief && segments <= 32) return 5;
   return brief || segments <= 16 ? 1 : 0;
 }
 
-static inline PKV_HD int32_t pkv_core_used_parts(const pkv_plan_core *core, int64_t total) {
-  const int64_t segments = (int64_t)core->rows * core->kv_heads;
+/* row_cost: of core->rows and the total. */
+static inline PKV_HD int32_t pkv_core_used_parts(const pkv_plan_core *core,
+                                                 const int64_t *row_cost) {
   if (!core->fewer) return core->parts;
-  return core->parts - core->parts / 32 *
-                           pkv_core_spare(segments, total - segments * core->segment_cost,
-                                          core->parts * core->unit_cost);
+  return core->parts - core->parts / 32 * pkv_core_spare(core, row_cost[core->rows], row_cost[1]);
 }
 
 /* a / b for a >= 0, b > 0: a GPU divides 32 bits many times faster than 64. */
@@ -238,9 +253,10 @@ static inline PKV_HD pkv_plan_core pkv_plan_core_of(const struct pkv_plan *plan)
   core.segment_cost = core.empty_cost = plan->segment_cost;
   if (plan->route == PKV_ROUTE_BALANCED && !core.batch_invariant && pkv_core_many(&core))
     core.empty_cost = pkv_core_div_up(plan->segment_cost, 4);
-  core.fewer = plan->route == PKV_ROUTE_BALANCED && (plan->flags & PKV_PLAN_FEWER_PARTS) &&
-               !core.batch_invariant && !pkv_core_many(&core) &&
-               (int64_t)core.rows * core.kv_heads <= PKV_PLAN_FEW;
+  core.fewer = 0;
+  if (plan->route == PKV_ROUTE_BALANCED && (plan->flags & PKV_PLAN_FEWER_PARTS) &&
+      !core.batch_invariant)
+    core.fewer = pkv_core_fewer(&core);
   return core;
 }
 

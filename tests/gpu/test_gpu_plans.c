@@ -113,8 +113,10 @@ static void test_default_parts(void **state) {
   NEED_GPU();
   static const struct {
     int32_t rows, live, length, spare;
-  } cases[] = {{1, 1, 1024, 5}, {1, 1, 8192, 5}, {1, 1, 16384, 1}, {4, 4, 2048, 5}, {8, 8, 1024, 1},
-               {2, 2, 8192, 1}, {8, 8, 4096, 0}, {9, 9, 64, 0},    {5, 2, 2048, 1}, {64, 2, 64, 0}};
+  } cases[] = {{1, 1, 1024, 5},  {1, 1, 8192, 5}, {1, 1, 16384, 1}, {4, 4, 2048, 5},
+               {8, 8, 1024, 1},  {2, 2, 8192, 1}, {8, 8, 4096, 0},  {9, 9, 64, 0},
+               {5, 2, 2048, 1},  {64, 2, 64, 0},  {64, 64, 100, 1}, {64, 63, 100, 1},
+               {64, 32, 100, 0}, {63, 63, 100, 0}};
   pkv_shape shape = PKV_SHAPE_INIT;
   shape.kv_heads = 8;
   shape.query_heads = 32;
@@ -122,7 +124,7 @@ static void test_default_parts(void **state) {
   pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
   pkv_device_plan *dp = NULL;
   int32_t parts, lens[65];
-  OK(pkv_device_parts(&parts, gpu, PKV_DTYPE_F16, 128, err));
+  OK(pkv_device_parts(&parts, gpu, &shape, PKV_DTYPE_F16, err));
   OK(pkv_device_plan_create(&dp, gpu, &shape, &options, PKV_DTYPE_F16, 65, 16384, err));
   options.parts = parts;
   options.flags = PKV_PLAN_FEWER_PARTS;

@@ -251,6 +251,37 @@ static void test_empty_rows_cost_little(void **state) {
   free(plan);
 }
 
+/* Of 64 rows and 8 KV heads in 264 parts: how many are used, by rows' lengths in turn. */
+static int32_t used_of(uint32_t flags, int32_t even, int32_t odd, int32_t *slots) {
+  const pkv_shape shape = shape_of(32, 8, 128);
+  pkv_plan_options options = options_of(PKV_ROUTE_BALANCED);
+  int32_t lengths[64], used = 264;
+  options.parts = 264;
+  options.flags = flags;
+  for (int32_t row = 0; row < 64; row++)
+    lengths[row] = row % 2 == 0 ? even : odd;
+  pkv_plan *plan = plan_make(&shape, &options, 64, lengths);
+  const pkv_plan_cursor *c = (const pkv_plan_cursor *)pkv_plan_at(plan, plan->cursors_at);
+  while (c[used - 1].row == 64)
+    used--;
+  *slots = plan->slots;
+  free(plan);
+  return used;
+}
+
+/* Rows of one length, two segments a part, are not cut; others take all parts. */
+static void test_even_rows_stay_whole(void **state) {
+  (void)state;
+  int32_t slots;
+  assert_int_equal(used_of(PKV_PLAN_FEWER_PARTS, 2048, 2048, &slots), 256);
+  assert_int_equal(slots, 0);
+  assert_int_equal(used_of(PKV_PLAN_FEWER_PARTS, 4000, 4100, &slots), 256);
+  assert_int_equal(used_of(PKV_PLAN_FEWER_PARTS, 2048, 3000, &slots), 264);
+  assert_int_equal(used_of(PKV_PLAN_FEWER_PARTS, 0, 2048, &slots), 264);
+  assert_int_equal(used_of(0, 2048, 2048, &slots), 264);
+  assert_true(slots > 0);
+}
+
 static void test_cut_position_is_exact(void **state) {
   (void)state;
   const int64_t totals[] = {1, 7, 1000003, INT64_MAX / 4, INT64_MAX};
@@ -622,6 +653,7 @@ int main(void) {
       cmocka_unit_test(test_batch_invariant_slots),
       cmocka_unit_test(test_window_and_query_length),
       cmocka_unit_test(test_zero_rows_and_zero_lengths),
+      cmocka_unit_test(test_even_rows_stay_whole),
       cmocka_unit_test(test_cut_position_is_exact),
       cmocka_unit_test(test_fixed_splits_over_odd_lengths),
       cmocka_unit_test(test_boundary_lengths_on_every_route),

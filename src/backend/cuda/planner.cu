@@ -181,7 +181,7 @@ static __device__ void make_plan(const planner_args &a, struct pkv_plan *plan) {
   pkv_plan_cursor *cursors = array_at<pkv_plan_cursor>(plan, a.header.cursors_at);
   pkv_plan_merge *merges = array_at<pkv_plan_merge>(plan, a.header.merges_at);
   const int64_t total = plan_rows(a, core, seq_len, row_cost);
-  core.used = pkv_core_used_parts(&core, total);
+  core.used = pkv_core_used_parts(&core, row_cost);
 #pragma unroll 1
   for (int p = threadIdx.x; p <= core.parts; p += PLANNER_THREADS)
     pkv_core_cursor(&cursors[p], &core, row_cost, seq_len, p);
@@ -383,10 +383,17 @@ static __device__ __forceinline__ void quick_cuts(const planner_args &a, unsigne
   const struct pkv_plan &h = a.header;
   pkv_plan_merge *merges = (pkv_plan_merge *)(image + h.merges_at);
   const int p = warp * QUICK_CUTS + lane;
-  const uint32_t all = (uint32_t)(h.rows * h.kv_heads);
   int spare = 0;
-  if (a.fewer)
-    spare = pkv_core_spare(all, total - all * h.segment_cost, (int64_t)h.parts * h.unit_cost);
+  if (a.fewer) {
+    pkv_plan_core core = {};
+    core.rows = h.rows;
+    core.kv_heads = h.kv_heads;
+    core.parts = h.parts;
+    core.fewer = a.fewer;
+    core.unit_cost = h.unit_cost;
+    core.segment_cost = h.segment_cost;
+    spare = pkv_core_spare(&core, total, ((const uint2 *)(image + h.row_cost_at))[1].x);
+  }
   const int used_parts = h.parts - h.parts / 32 * spare;
   quick_cursor c = {0, 0, 0};
   if (p >= used_parts)
