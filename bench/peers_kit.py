@@ -2,15 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs the peers of bench/compare_peers.py for a GPU machine that has torch but no internet.
 
-    peers_kit.py build WORK OUT [--python 3.12] [--dtypes f16,bf16] [--slice-mib 55] [--no-fa3]
+    peers_kit.py build WORK OUT [--python 3.12] [--dtypes f16,bf16] [--slice-mib 55]
+                                [--fa3 all|vllm|none]
     peers_kit.py unpack FOLDER SLICE...
 
 `build` runs where there is internet and nvcc but no GPU is needed. It downloads the wheels named
 below, keeps of them what decode attention imports, compiles FlashInfer's kernels for sm_90a ahead
 of time (its own sources and flags; masks other than none and causal, and ragged caches, which
-decode never uses, are left out), and cuts one .tar.xz into slices. --no-fa3 leaves out both
-FlashAttention 3, vLLM's and FlashInfer's: half of the size. It needs a Python with the
-torch that the GPU machine has: run it with that one. --python is the GPU machine's version.
+decode never uses, are left out), and cuts one .tar.xz into slices. --fa3 vllm leaves out
+FlashInfer's FlashAttention 3, which compiles longest, --fa3 none vLLM's too: half of the size.
+What WORK holds compiled already is kept. It needs a Python with the torch that the GPU machine has:
+run it with that one. --python is the GPU machine's version.
 
 `unpack` joins the slices, in any order, into FOLDER; give that to compare_peers.py --kit.
 """
@@ -128,7 +130,7 @@ def module_specs(dtype, fa3):
         modules._gen_batch_attention_primary_module(*shape, False, False),
         gen_xqa_module(t, t, PAGE, HEAD_DIM, GROUP, False, t, 1),
     ]
-    if fa3 and dtype == "f16":  # it compiles for ten minutes: one type is enough
+    if fa3 == "all" and dtype == "f16":  # it compiles for ten minutes: one type is enough
         spec = modules.gen_batch_prefill_module("fa3", *shape, *plain)
         spec.sources = [s for s in spec.sources if "mask_1" not in s.name]  # a query sees all keys
         specs.append(spec)
@@ -183,7 +185,7 @@ def fill_site(work, here, site, modules, fa3):
         folder = os.path.join(site, "flashinfer/data/aot", name)
         os.makedirs(folder)
         shutil.copyfile(path, os.path.join(folder, name + ".so"))
-    if not fa3:
+    if fa3 == "none":
         return
     os.makedirs(os.path.join(site, "fa3"))
     with zipfile.ZipFile(wheel(os.path.join(work, "wheels"), VLLM)) as file:
@@ -210,13 +212,13 @@ def build(args):
     work, wheels = os.path.abspath(args.work), os.path.join(os.path.abspath(args.work), "wheels")
     here, site = os.path.join(work, "here"), os.path.join(work, "site")
     mine = f"{sys.version_info.major}.{sys.version_info.minor}"
-    packages = [FLASHINFER, TVM_FFI, CUDNN] + ([VLLM] if args.fa3 else [])
+    packages = [FLASHINFER, TVM_FFI, CUDNN] + ([VLLM] if args.fa3 != "none" else [])
     download(wheels, args.python, packages)
     unpack_wheels(wheels, os.path.join(work, "tree"))
     download(os.path.join(work, "wheels_here"), mine, [FLASHINFER, TVM_FFI, CUDNN])
     unpack_wheels(os.path.join(work, "wheels_here"), here)
-    flags = [] if args.fa3 else ["--no-fa3"]
-    modules = child(work, os.path.abspath(__file__), "compile", args.dtypes, *flags)
+    words = ["compile", args.dtypes, "--fa3", args.fa3]
+    modules = child(work, os.path.abspath(__file__), *words)
     shutil.rmtree(site, ignore_errors=True)
     fill_site(work, here, site, modules, args.fa3)
     with open(os.path.join(site, "kit.json"), "w", encoding="utf-8") as file:
@@ -245,13 +247,13 @@ def main():
     sub.add_argument("--python", default="3.12")
     sub.add_argument("--dtypes", default="f16,bf16")
     sub.add_argument("--slice-mib", type=int, default=55)
-    sub.add_argument("--no-fa3", dest="fa3", action="store_false")
+    sub.add_argument("--fa3", choices=["all", "vllm", "none"], default="all")
     sub = commands.add_parser("unpack")
     sub.add_argument("folder")
     sub.add_argument("slices", nargs="+")
     sub = commands.add_parser("compile")
     sub.add_argument("dtypes")
-    sub.add_argument("--no-fa3", dest="fa3", action="store_false")
+    sub.add_argument("--fa3", choices=["all", "vllm", "none"], default="all")
     args = parser.parse_args()
     if args.command == "compile":
         compile_modules(args.dtypes.split(","), args.fa3)
