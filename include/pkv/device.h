@@ -32,15 +32,15 @@ PKV_API PKV_MUST_CHECK pkv_status pkv_device_copy(pkv_executor *executor, void *
                                                   pkv_error *err);
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_synchronize(pkv_executor *executor, void *stream,
                                                          pkv_error *err);
-/* Multiprocessors, and parts that fill them with `balanced` for this cache type and head_dim. */
+/* Parts that fill the device with `balanced` for this cache type and shape. */
 PKV_API PKV_MUST_CHECK pkv_status pkv_device_parts(int32_t *parts, pkv_executor *executor,
-                                                   pkv_dtype kv_dtype, int32_t head_dim,
+                                                   const pkv_shape *shape, pkv_dtype kv_dtype,
                                                    pkv_error *err);
 
 /*
  * A plan and its workspace in device memory, sized once from limits. Single-owner; one launch at a
  * time: two streams need two. options->parts 0 = as many as fill the device, of which `balanced`
- * uses one in 32 less where rows x kv_heads is at most 16; tile_cost and segment_cost 0 = 8 and 16.
+ * may leave some empty (PKV_PLAN_FEWER_PARTS); tile_cost and segment_cost 0 = 8 and 16.
  */
 typedef struct pkv_device_plan pkv_device_plan;
 

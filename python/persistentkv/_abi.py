@@ -913,7 +913,7 @@ FUNCTIONS = {
     "pkv_device_free": (None, [c_void_p, c_void_p]),
     "pkv_device_copy": (c_int32, [c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]),
     "pkv_device_synchronize": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "pkv_device_parts": (c_int32, [c_void_p, c_void_p, c_int32, c_int32, c_void_p]),
+    "pkv_device_parts": (c_int32, [c_void_p, c_void_p, c_void_p, c_int32, c_void_p]),
     "pkv_device_plan_create": (
         c_int32,
         [

@@ -57,16 +57,22 @@ static pkv_status check_kv_dtype(pkv_dtype dtype, pkv_error *err) {
   return PKV_OK;
 }
 
-pkv_status pkv_device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype,
-                            int32_t head_dim, pkv_error *err) {
+static pkv_status parts_of(int32_t *parts, pkv_executor *executor, const pkv_shape *shape,
+                           pkv_dtype kv_dtype, pkv_error *err) {
+  return executor->device_ops->parts(parts, executor, kv_dtype, shape->head_dim,
+                                     shape->q_len * (shape->query_heads / shape->kv_heads), err);
+}
+
+pkv_status pkv_device_parts(int32_t *parts, pkv_executor *executor, const pkv_shape *shape,
+                            pkv_dtype kv_dtype, pkv_error *err) {
   const pkv_device_ops *ops = NULL;
   PKV_CHECK(err, parts, PKV_E_INVALID, "parts is NULL");
   *parts = 0;
   PKV_TRY(ops_of(&ops, executor, err));
+  PKV_CHECK_STRUCT(err, shape, pkv_shape);
+  PKV_TRY(pkv_shape_check(shape, err));
   PKV_TRY(check_kv_dtype(kv_dtype, err));
-  PKV_CHECK(err, head_dim >= 8 && head_dim <= 256 && head_dim % 8 == 0, PKV_E_UNSUPPORTED,
-            "head_dim is %d, possible: multiples of 8 from 8 to 256", head_dim);
-  return ops->parts(parts, executor, kv_dtype, head_dim, err);
+  return parts_of(parts, executor, shape, kv_dtype, err);
 }
 
 /* Device memory of a plan whose limits are known. */
@@ -107,8 +113,7 @@ static pkv_status create(pkv_device_plan *plan, const pkv_device_ops *ops, pkv_e
   const bool own_parts = plan->options.parts == 0 && (plan->options.route == PKV_ROUTE_BALANCED ||
                                                       plan->options.route == PKV_ROUTE_AUTO);
   if (own_parts)
-    PKV_TRY(ops->parts(&plan->options.parts, plan->executor, plan->kv_dtype, plan->shape.head_dim,
-                       err));
+    PKV_TRY(parts_of(&plan->options.parts, plan->executor, &plan->shape, plan->kv_dtype, err));
   PKV_TRY(pkv_plan_bounds(&plan->limits.plan_bytes, &plan->limits.max_merges,
                           &plan->limits.max_slots, &plan->shape, &plan->options,
                           plan->limits.max_rows, plan->limits.max_seq_len, err));

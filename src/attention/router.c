@@ -39,11 +39,11 @@ struct pkv_router {
 };
 
 /* Parts of `balanced`: the profile's, or 0 where the device takes so many by itself: it then may
- * leave places free (device.c). */
+ * leave places free (device.c). So, too, where the profile is of another cache type. */
 static pkv_status own_parts(int32_t *parts, const pkv_router *r, pkv_error *err) {
   *parts = 0;
-  if (!r->profile.model) return PKV_OK;
-  PKV_TRY(pkv_device_parts(parts, r->executor, r->kv_dtype, r->shape.head_dim, err));
+  if (!r->profile.model || r->profile.model->kv_dtype != r->kv_dtype) return PKV_OK;
+  PKV_TRY(pkv_device_parts(parts, r->executor, &r->shape, r->kv_dtype, err));
   *parts = r->profile.model->parts == *parts ? 0 : r->profile.model->parts;
   return PKV_OK;
 }

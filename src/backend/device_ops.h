@@ -68,8 +68,9 @@ typedef struct pkv_device_ops {
   pkv_status (*copy)(pkv_executor *executor, void *to, const void *from, size_t bytes, void *stream,
                      pkv_error *err);
   pkv_status (*synchronize)(pkv_executor *executor, void *stream, pkv_error *err);
+  /* query_rows: of a KV head, q_len times the group. */
   pkv_status (*parts)(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype, int32_t head_dim,
-                      pkv_error *err);
+                      int32_t query_rows, pkv_error *err);
   /* Sets the plan's tiles, tile_rows, stages, clears_slots; bytes of one slot. */
   pkv_status (*sizes)(int64_t *slot_bytes, struct pkv_device_plan *plan, pkv_error *err);
   /* Lengths are cut to 0 .. max_seq_len. */

@@ -522,8 +522,7 @@ static pkv_status run_batch(bench_device *b, const char *cell, const bench_batch
   pkv_status status = bench_device_batch_init(&b->d, b->meter, &b->pool, b->frame, batch, err);
   /* also where no route plans on the device: it makes the kernels ready */
   if (status == PKV_OK)
-    status = pkv_device_parts(&parts, b->meter->executor, b->d.first.dtype,
-                              b->frame->shape.head_dim, err);
+    status = pkv_device_parts(&parts, b->meter->executor, &b->frame->shape, b->d.first.dtype, err);
   for (int32_t i = 0; i < b->contenders && status == PKV_OK; i++) {
     bench_contender *c = &b->contender[i];
     if (c->out) continue;

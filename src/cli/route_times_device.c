@@ -391,8 +391,8 @@ pkv_status route_times_open_device(route_times *out, pkv_error *err) {
   g->fake.dtype = (int32_t)out->o.kv_dtype;
   g->fake.seed = 1;
   g->frame = (bench_frame){.cli = out->o.cli, .o = &g->fake, .shape = out->o.shape};
-  PKV_TRY(pkv_device_parts(&out->bare.parts, g->meter->executor, out->o.kv_dtype,
-                           out->o.shape.head_dim, err));
+  PKV_TRY(
+      pkv_device_parts(&out->bare.parts, g->meter->executor, &out->o.shape, out->o.kv_dtype, err));
   out->profile.sms = info->multiprocessors;
   out->profile.min_ctas = out->bare.parts / info->multiprocessors;
   if (out->profile.min_ctas < 1) out->profile.min_ctas = 1;

@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "gpu/gpu_case.h"
+#include "plan/plan.h"
 #include "support/fake_device.h"
 
 /* One refusal: `call` sees err. */
@@ -102,22 +103,62 @@ static void test_parts(void **state) {
   NEED_GPU();
   static const int32_t dims[] = {0, -8, 7, 12, 264, INT32_MAX, INT32_MIN};
   int32_t parts = 5;
+  pkv_shape s = PKV_SHAPE_INIT;
+  s.query_heads = 8;
+  s.kv_heads = 2;
+  s.head_dim = 64;
   pkv_executor *cpu = attn_executor(PKV_ISA_SCALAR, 1);
-  REFUSED(pkv_device_parts(NULL, gpu, PKV_DTYPE_F16, 64, err), PKV_E_INVALID, "parts is NULL");
-  REFUSED(pkv_device_parts(&parts, NULL, PKV_DTYPE_F16, 64, err), PKV_E_INVALID, "executor");
-  REFUSED(pkv_device_parts(&parts, cpu, PKV_DTYPE_F16, 64, err), PKV_E_INVALID, "CPU");
-  REFUSED(pkv_device_parts(&parts, gpu, PKV_DTYPE_F32, 64, err), PKV_E_UNSUPPORTED, "f32");
-  REFUSED(pkv_device_parts(&parts, gpu, (pkv_dtype)17, 64, err), PKV_E_INVALID, "kv_dtype is 17");
-  for (size_t i = 0; i < COUNT(dims); i++)
-    REFUSED(pkv_device_parts(&parts, gpu, PKV_DTYPE_F16, dims[i], err), PKV_E_UNSUPPORTED,
+  REFUSED(pkv_device_parts(NULL, gpu, &s, PKV_DTYPE_F16, err), PKV_E_INVALID, "parts is NULL");
+  REFUSED(pkv_device_parts(&parts, NULL, &s, PKV_DTYPE_F16, err), PKV_E_INVALID, "executor");
+  REFUSED(pkv_device_parts(&parts, cpu, &s, PKV_DTYPE_F16, err), PKV_E_INVALID, "CPU");
+  REFUSED(pkv_device_parts(&parts, gpu, NULL, PKV_DTYPE_F16, err), PKV_E_INVALID, "shape");
+  REFUSED(pkv_device_parts(&parts, gpu, &s, PKV_DTYPE_F32, err), PKV_E_UNSUPPORTED, "f32");
+  REFUSED(pkv_device_parts(&parts, gpu, &s, (pkv_dtype)17, err), PKV_E_INVALID, "kv_dtype is 17");
+  for (size_t i = 0; i < COUNT(dims); i++) {
+    s.head_dim = dims[i];
+    REFUSED(pkv_device_parts(&parts, gpu, &s, PKV_DTYPE_F16, err), PKV_E_UNSUPPORTED,
             "multiples of 8");
+  }
   assert_int_equal(parts, 0);
   for (size_t k = 0; k < COUNT(gpu_kv_dtypes); k++)
     for (int32_t d = 8; d <= 256; d += 8) {
-      OK(pkv_device_parts(&parts, gpu, gpu_kv_dtypes[k], d, err));
+      s.head_dim = d;
+      OK(pkv_device_parts(&parts, gpu, &s, gpu_kv_dtypes[k], err));
       assert_true(parts > 0);
     }
   pkv_executor_destroy(cpu);
+}
+
+/* Parts that a plan has by itself are those that pkv_device_parts says of its shape. */
+static void test_own_parts(void **state) {
+  (void)state;
+  NEED_GPU();
+  const pkv_plan_options plain = PKV_PLAN_OPTIONS_INIT;
+  int32_t few, many;
+  void *memory = aligned_alloc(64, 1 << 16);
+  for (size_t k = 0; k < COUNT(gpu_kv_dtypes); k++)
+    for (int32_t d = 64; d <= 256; d *= 2)
+      for (int32_t q_len = 1; q_len <= 4; q_len += 3) {
+        pkv_shape s = PKV_SHAPE_INIT;
+        s.query_heads = 8;
+        s.kv_heads = 2;
+        s.head_dim = d;
+        s.q_len = q_len;
+        size_t bytes;
+        int32_t parts, length = 7;
+        pkv_device_plan *plan = NULL;
+        OK(pkv_device_parts(&parts, gpu, &s, gpu_kv_dtypes[k], err));
+        *(q_len == 1 ? &few : &many) = parts;
+        OK(pkv_device_plan_create(&plan, gpu, &s, &plain, gpu_kv_dtypes[k], 1, 7, err));
+        void *seq_len = gpu_up(&length, sizeof length);
+        OK(pkv_device_plan_build(plan, 1, seq_len, NULL, err));
+        OK(pkv_device_plan_download(memory, 1 << 16, &bytes, plan, NULL, err));
+        assert_int_equal(((const pkv_plan *)memory)->parts, parts);
+        pkv_device_free(gpu, seq_len);
+        pkv_device_plan_destroy(plan);
+        if (q_len > 1) assert_true(few >= many); /* smaller tiles: as many CTAs an SM, or more */
+      }
+  free(memory);
 }
 
 static void test_create(void **state) {
@@ -472,6 +513,7 @@ int gpu_suite_args(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_memory),
       cmocka_unit_test(test_parts),
+      cmocka_unit_test(test_own_parts),
       cmocka_unit_test(test_create),
       cmocka_unit_test(test_build),
       cmocka_unit_test(test_upload),

@@ -115,6 +115,15 @@ static void batch_place(perf_batch *b, const perf_shape *s, const int32_t *lens,
   free(first);
 }
 
+static pkv_shape shape_of(const perf_shape *s) {
+  pkv_shape shape = PKV_SHAPE_INIT;
+  shape.kv_heads = s->kv_heads;
+  shape.query_heads = s->kv_heads * s->group;
+  shape.head_dim = s->head_dim;
+  shape.page_tokens = s->page;
+  return shape;
+}
+
 static void batch_init(perf_batch *b, const perf_shape *s, const int32_t *lens, int32_t rows) {
   int32_t longest = 1;
   memset(b, 0, sizeof *b);
@@ -123,11 +132,7 @@ static void batch_init(perf_batch *b, const perf_shape *s, const int32_t *lens, 
     longest = lens[r] > longest ? lens[r] : longest;
     b->bytes += (int64_t)lens[r] * s->kv_heads * s->head_dim * 2 * (int64_t)pkv_dtype_bytes(s->kv);
   }
-  pkv_shape shape = PKV_SHAPE_INIT;
-  shape.kv_heads = s->kv_heads;
-  shape.query_heads = s->kv_heads * s->group;
-  shape.head_dim = s->head_dim;
-  shape.page_tokens = s->page;
+  const pkv_shape shape = shape_of(s);
   const pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
   const size_t out = (size_t)rows * (size_t)(shape.query_heads * s->head_dim) * 2;
   b->q = device(out, NULL);
@@ -195,7 +200,8 @@ static perf_result measure(const perf_shape *s, const int32_t *lens, int32_t row
   }
   r.us = median(us + NULLS * REPEATS) / b.layers;
   r.gb_s = (double)b.bytes / r.us / 1e3;
-  OK(pkv_device_parts(&r.parts, gpu, s->kv, s->head_dim, err));
+  const pkv_shape shape = shape_of(s);
+  OK(pkv_device_parts(&r.parts, gpu, &shape, s->kv, err));
   batch_deinit(&b);
   return r;
 }

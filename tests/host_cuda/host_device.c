@@ -63,10 +63,11 @@ static pkv_status host_synchronize(pkv_executor *executor, void *stream, pkv_err
 }
 
 static pkv_status host_parts(int32_t *parts, pkv_executor *executor, pkv_dtype dtype,
-                             int32_t head_dim, pkv_error *err) {
+                             int32_t head_dim, int32_t query_rows, pkv_error *err) {
   (void)executor;
   (void)dtype;
   (void)head_dim;
+  (void)query_rows;
   (void)err;
   *parts = 2 * HOST_CUDA_SMS;
   return PKV_OK;

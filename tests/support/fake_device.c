@@ -15,7 +15,8 @@
 #include "base/status.h"
 #include "support/fake_dense.h"
 
-#define FAKE_PARTS 11
+#define FAKE_PARTS      11
+#define FAKE_WIDE_PARTS 8 /* of more than 8 query rows */
 
 fake_device fake_device_state;
 
@@ -218,12 +219,12 @@ static pkv_status fake_synchronize(pkv_executor *executor, void *stream, pkv_err
 }
 
 static pkv_status fake_parts(int32_t *parts, pkv_executor *executor, pkv_dtype kv_dtype,
-                             int32_t head_dim, pkv_error *err) {
+                             int32_t head_dim, int32_t query_rows, pkv_error *err) {
   (void)executor;
   (void)kv_dtype;
   (void)head_dim;
   PKV_TRY(fake_counted("parts", err));
-  *parts = FAKE_PARTS;
+  *parts = query_rows > 8 ? FAKE_WIDE_PARTS : FAKE_PARTS;
   return PKV_OK;
 }
 

@@ -58,6 +58,17 @@ class Limits(unittest.TestCase):
         self.assertEqual(bad, [])
         self.assertTrue(any("not held to it" in line for line in said))
 
+    def test_one_kernel_may_spill_a_little(self):
+        def judged(kv, tiles, stack):
+            kind = f"{len(kv) + 7}pkv_kv_{kv}Li128ELi{tiles}E"
+            name = f"_Z15pkv_cuda_decodeI{kind}Ev22pkv_cuda_decode_params"
+            return self.judge(dump("sm_90a", 128, stack).replace(DECODE.format(dim=128), name))[1]
+
+        self.assertEqual(judged("e4m3", 1, 24), [])
+        self.assertIn("40 bytes", judged("e4m3", 1, 40)[0])
+        self.assertIn("24 bytes", judged("e4m3", 2, 24)[0])
+        self.assertIn("24 bytes", judged("f16", 1, 24)[0])
+
     def test_objects_are_held_to_it(self):
         said, bad = self.judge(dump("sm_90a", 64), objects=dump("sm_86", 64, 8))
         self.assertEqual(len(bad), 1)

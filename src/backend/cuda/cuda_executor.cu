@@ -90,14 +90,19 @@ static pkv_status ops_of(const pkv_cuda_decode_ops **out, pkv_dtype dtype, int32
   return PKV_OK;
 }
 
-/* CTAs of `balanced` an SM, and the stages of their rings. */
+/* Query rows that a CTA of `balanced` takes together, of so many of a KV head. */
+static int32_t tile_rows_of(int64_t query_rows) {
+  return query_rows > 8 ? 16 : 8;
+}
+
+/* CTAs an SM that take so many query rows together, and the stages of their rings. */
 static pkv_status prepare(int32_t *ctas, int32_t *stages, pkv_executor *executor, pkv_dtype dtype,
-                          int32_t head_dim, pkv_error *err) {
+                          int32_t head_dim, int32_t tile_rows, pkv_error *err) {
   const pkv_cuda_decode_ops *ops;
   const pkv_cuda_shared_memory *memory = &pkv_cuda_state_of(executor)->shared_memory;
   PKV_TRY(ops_of(&ops, dtype, head_dim, err));
   PKV_CUDA(err, cudaSetDevice(pkv_cuda_state_of(executor)->device));
-  PKV_CUDA(err, ops->prepare(ctas, stages, memory));
+  PKV_CUDA(err, ops->prepare(ctas, stages, memory, tile_rows));
   PKV_CHECK(err, *ctas > 0, PKV_E_UNSUPPORTED,
             "decode for a %s cache with head_dim %d needs more shared memory than this device's %d "
             "bytes a CTA",
@@ -106,9 +111,9 @@ static pkv_status prepare(int32_t *ctas, int32_t *stages, pkv_executor *executor
 }
 
 static pkv_status device_parts(int32_t *parts, pkv_executor *executor, pkv_dtype dtype,
-                               int32_t head_dim, pkv_error *err) {
+                               int32_t head_dim, int32_t query_rows, pkv_error *err) {
   int32_t ctas, stages;
-  PKV_TRY(prepare(&ctas, &stages, executor, dtype, head_dim, err));
+  PKV_TRY(prepare(&ctas, &stages, executor, dtype, head_dim, tile_rows_of(query_rows), err));
   *parts = ctas * pkv_cuda_state_of(executor)->sms;
   return PKV_OK;
 }
@@ -132,11 +137,13 @@ static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan
   const pkv_shape *shape = &plan->shape;
   int32_t ctas;
   PKV_TRY(ops_of(&ops, plan->kv_dtype, shape->head_dim, err));
-  PKV_TRY(prepare(&ctas, &plan->stages, plan->executor, plan->kv_dtype, shape->head_dim, err));
   const int64_t rows = (int64_t)(shape->query_heads / shape->kv_heads) * shape->q_len;
   const bool balanced =
       plan->options.route == PKV_ROUTE_BALANCED || plan->options.route == PKV_ROUTE_AUTO;
-  plan->tile_rows = balanced && rows > 8 ? 16 : 8;
+  plan->tile_rows = balanced ? tile_rows_of(rows) : 8;
+  /* route shared has the rings of large tiles: its CTAs are as few (private.cuh) */
+  PKV_TRY(prepare(&ctas, &plan->stages, plan->executor, plan->kv_dtype, shape->head_dim,
+                  plan->options.route == PKV_ROUTE_SHARED ? 16 : plan->tile_rows, err));
   const int64_t count = (rows + plan->tile_rows - 1) / plan->tile_rows;
   PKV_CHECK(err, count <= 65535, PKV_E_UNSUPPORTED,
             "shape: q_len %d times %d heads a KV head is too large", shape->q_len,

@@ -31,9 +31,10 @@ typedef struct pkv_cuda_decode_ops {
   /* dependent: the launch may begin before the kernel ahead of it has ended. */
   cudaError_t (*launch)(pkv_cuda_kernel kernel, const pkv_cuda_decode_params *p, int32_t x,
                         int32_t dependent, cudaStream_t stream);
-  /* Raises the kernels' shared-memory limits. *ctas: of `balanced` an SM, 0 where the kernel does
-     not fit; *stages: of the copy ring. Once a device. */
-  cudaError_t (*prepare)(int32_t *ctas, int32_t *stages, const pkv_cuda_shared_memory *memory);
+  /* Raises the kernels' shared-memory limits. *ctas: an SM, of kernels that take tile_rows query
+     rows together (8 or 16), 0 where they do not fit; *stages: of their ring. Once a device. */
+  cudaError_t (*prepare)(int32_t *ctas, int32_t *stages, const pkv_cuda_shared_memory *memory,
+                         int32_t tile_rows);
   int32_t head_dim; /* of the states in slots */
 } pkv_cuda_decode_ops;
 

@@ -31,9 +31,9 @@
 #include "backend/cuda/pieces.cuh"
 
 /* The query rows of the piece in work and, read ahead, of the one after it. */
-template <typename KV, int HD, int NT> struct pkv_queries {
+template <typename KV, int HD, int NT, int CTAS> struct pkv_queries {
   /* beyond, the registers are worth more */
-  static constexpr bool ahead = HD <= 128 && HD * NT * pkv_decode_config<KV, HD>::ctas <= 256;
+  static constexpr bool ahead = HD <= 128 && HD * NT * CTAS <= 256;
   pkv_query<HD, NT> now, next;
 
   template <typename P>
@@ -106,10 +106,10 @@ static __device__ void pkv_merge_chunks(const P &p, int merge, int tile, int uni
 }
 
 /* Everything a warp keeps of the piece in work. */
-template <typename KV, int HD, int NT> struct pkv_piece {
+template <typename KV, int HD, int NT, int CTAS> struct pkv_piece {
   pkv_walk walk;
   pkv_target to;
-  pkv_queries<KV, HD, NT> q;
+  pkv_queries<KV, HD, NT, CTAS> q;
   pkv_state<HD, NT> s;
   float scale;
   int until; /* where the state that is growing ends: the piece's end, or a chunk's */
@@ -140,13 +140,13 @@ static __device__ __forceinline__ bool pkv_pass_empty(pkv_walk &w, const P &p, c
 }
 
 /* All pieces of a part, each of them all warps' work. */
-template <typename KV, int HD, int NT, bool EMPTIES, typename P>
+template <typename KV, int HD, int NT, bool EMPTIES, int CTAS, typename P>
 static __device__ __forceinline__ void
 pkv_decode_pieces(const P &p, const pkv_work &work, pkv_exchange<HD> &x, uint32_t ring, bool waited,
                   int rows, int tile, int warp, int lane, int *units_begin, int *units_end) {
   typedef pkv_decode_config<KV, HD> C;
   const bool invariant = pkv_invariant(p);
-  pkv_piece<KV, HD, NT> piece;
+  pkv_piece<KV, HD, NT, CTAS> piece;
   pkv_feed<KV, HD> feed;
   pkv_walk_start(piece.walk, p, work);
   feed.start(piece.walk, p, work, ring, warp, lane);
@@ -318,8 +318,9 @@ static __device__ __forceinline__ uint32_t pkv_rows_to_fold(const P &p, int part
   return __ballot_sync(0xffffffffu, mine);
 }
 
-/* MANY: with the way for parts of short pieces. */
-template <typename K, int HD, int NT, bool MANY = false, typename P>
+/* MANY: with the way for parts of short pieces. CTAS: of the kernel an SM. */
+template <typename K, int HD, int NT, bool MANY = false,
+          int CTAS = pkv_decode_config<typename K::template of<HD>, HD>::ctas(NT), typename P>
 static __device__ __forceinline__ void pkv_decode_part(const P &p) {
   typedef typename K::template of<HD> KV;
   typedef pkv_decode_config<KV, HD> C;
@@ -354,9 +355,9 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
     pkv_decode_short<KV, HD>(p, work, x, ring_at, p.wait_first, rows, tile, pkv_from_here(warp),
                              pkv_from_here(lane));
   else
-    pkv_decode_pieces<KV, HD, NT, empties>(p, work, x, ring_at, p.wait_first, rows, tile,
-                                           pkv_from_here(warp), pkv_from_here(lane), &units_begin,
-                                           &units_end);
+    pkv_decode_pieces<KV, HD, NT, empties, CTAS>(p, work, x, ring_at, p.wait_first, rows, tile,
+                                                 pkv_from_here(warp), pkv_from_here(lane),
+                                                 &units_begin, &units_end);
   pkv_copy_wait<0>();
 
   if (invariant) { /* the cut segments, now that all warps' states are out */
@@ -388,7 +389,7 @@ static __device__ __forceinline__ void pkv_decode_part(const P &p) {
 
 template <typename K, int HD, int NT>
 __global__ void __launch_bounds__(PKV_THREADS,
-                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas)
+                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas(NT))
     pkv_cuda_decode(const __grid_constant__ pkv_cuda_decode_params p) {
   if (NT == 1 && p.many)
     pkv_decode_part<K, HD, 1, true>(*(const pkv_plain_params *)&p);
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(PKV_THREADS,
 
 template <typename K, int HD>
 __global__ void __launch_bounds__(PKV_THREADS,
-                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas)
+                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas(1))
     pkv_cuda_decode_plain(const __grid_constant__ pkv_plain_params p) {
   pkv_decode_part<K, HD, 1>(p);
 }
@@ -406,7 +407,7 @@ __global__ void __launch_bounds__(PKV_THREADS,
 /* One task of the seed's routes: grid (items, tiles of query rows). */
 template <typename K, int HD>
 __global__ void __launch_bounds__(PKV_THREADS,
-                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas)
+                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas(1))
     pkv_cuda_decode_items(const __grid_constant__ pkv_cuda_decode_params p) {
   constexpr int NT = 1;
   typedef typename K::template of<HD> KV;

@@ -46,24 +46,32 @@ static int32_t pkv_decode_stages(const pkv_cuda_shared_memory *m, int32_t ctas) 
 }
 
 template <typename K, int HD>
-static cudaError_t pkv_decode_prepare(int32_t *ctas, int32_t *stages,
-                                      const pkv_cuda_shared_memory *memory) {
+static void pkv_decode_form(int32_t *ctas, int32_t *stages, const pkv_cuda_shared_memory *memory,
+                            int32_t tile_rows) {
   typedef pkv_decode_config<typename K::template of<HD>, HD> C;
-  *ctas = C::ctas;
+  *ctas = C::ctas(tile_rows > 8 ? 2 : 1);
   *stages = pkv_decode_stages<K, HD>(memory, *ctas);
   if (*stages < 2 && *ctas > 1) {
     *ctas = 1;
     *stages = pkv_decode_stages<K, HD>(memory, 1);
   }
-  if (*stages < 2) {
-    *ctas = 0;
-    return cudaSuccess;
-  }
+  if (*stages < 2) *ctas = 0;
+}
+
+/* The limits are those of the form with the longer rings: plans of both live side by side. */
+template <typename K, int HD>
+static cudaError_t pkv_decode_prepare(int32_t *ctas, int32_t *stages,
+                                      const pkv_cuda_shared_memory *memory, int32_t tile_rows) {
+  int32_t other_ctas, most;
+  pkv_decode_form<K, HD>(ctas, stages, memory, tile_rows);
+  pkv_decode_form<K, HD>(&other_ctas, &most, memory, tile_rows > 8 ? 8 : 16);
+  if (*ctas == 0) return cudaSuccess;
+  if (*stages > most) most = *stages;
   for (int32_t kernel = 0; kernel < PKV_CUDA_MERGE; ++kernel)
     for (int32_t rows = 8; rows <= 16; rows += 8) {
       const cudaError_t e = cudaFuncSetAttribute(
           pkv_decode_kernel_of<K, HD>((pkv_cuda_kernel)kernel, rows),
-          cudaFuncAttributeMaxDynamicSharedMemorySize, pkv_decode_shared_bytes<K, HD>(*stages));
+          cudaFuncAttributeMaxDynamicSharedMemorySize, pkv_decode_shared_bytes<K, HD>(most));
       if (e != cudaSuccess) return e;
     }
   return cudaSuccess;

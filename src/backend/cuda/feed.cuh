@@ -9,9 +9,11 @@ template <typename KV, int HD> struct pkv_decode_config {
   static constexpr int slice_bytes = PKV_SLICE_TOKENS * KV::chunks * 16;
   static constexpr int stage_bytes = 2 * slice_bytes; /* of one warp */
   static constexpr int max_stages = 6;
-  /* An SM, where its shared memory is large enough. The smallest slices are the shortest reads:
-     more warps wait for them. */
-  static constexpr int ctas = HD > 128 ? 1 : HD <= 64 && KV::bytes == 1 ? 3 : 2;
+  /* CTAs an SM of a kernel that takes so many tiles of 8 query rows together, where shared memory
+     is large enough. Small slices are short reads: more warps wait for them, as registers last. */
+  static constexpr __host__ __device__ int ctas(int tiles) {
+    return (HD > 128 ? 1 : 2) + (KV::bytes == 1 && (HD <= 64 || tiles == 1));
+  }
 };
 
 /* Of a CTA whose rings have so many stages. */

@@ -15,6 +15,7 @@
 
 #include "backend/cuda/decode.cuh"
 
+#define PKV_PRIVATE_CTAS 2               /* an SM */
 #define PKV_ALONE_TOKENS 128             /* the longest piece that one warp takes */
 #define PKV_ALONE_PIECES (2 * PKV_WARPS) /* of a half, from which on warps do */
 
@@ -100,9 +101,9 @@ static __device__ __forceinline__ int pkv_q_is_operand(const pkv_plain8_params &
 template <int BYTES> struct pkv_line_params { typedef pkv_plain_params type; };
 template <> struct pkv_line_params<1> { typedef pkv_plain8_params type; };
 
+/* Two CTAs an SM, whatever the type: they run beside the nodes. */
 template <typename K, int HD>
-__global__ void __launch_bounds__(PKV_THREADS,
-                                  pkv_decode_config<typename K::template of<HD>, HD>::ctas)
+__global__ void __launch_bounds__(PKV_THREADS, PKV_PRIVATE_CTAS)
     pkv_cuda_private(const __grid_constant__ pkv_cuda_shared_params s) {
   typedef typename K::template of<HD> KV;
   typedef pkv_decode_config<KV, HD> C;
@@ -116,7 +117,8 @@ __global__ void __launch_bounds__(PKV_THREADS,
      are but fetched into the cache. */
   asm volatile("prefetch.global.L1 [%0];\n" ::"l"(s.view.private_cursors + half));
   if (pkv_shares_nothing(s)) {
-    pkv_decode_part<K, HD, 1>(*(const typename pkv_line_params<KV::bytes>::type *)&s.line);
+    pkv_decode_part<K, HD, 1, false, PKV_PRIVATE_CTAS>(
+        *(const typename pkv_line_params<KV::bytes>::type *)&s.line);
     return;
   }
   pkv_private_walk now;
