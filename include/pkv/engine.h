@@ -25,8 +25,8 @@ typedef struct pkv_model pkv_model;
 /*
  * Where the weights of a file lie. Copied, they are on huge pages where the system has them, which
  * a CPU reads up to 1.7 times as fast, and what happens to the file no longer matters; opening
- * takes 0.4 s a GB, and the memory is this process's own. Mapped, they are the system's cache of
- * the file, which processes share; what a device loads from.
+ * takes 0.2 to 1 s a GB, and the memory is this process's own. Mapped, they are the system's cache
+ * of the file, which processes share; what a device loads from.
  */
 typedef enum pkv_weights {
   PKV_WEIGHTS_AUTO = 0, /* copied where they fill no more than half of the memory that is free */

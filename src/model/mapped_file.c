@@ -8,6 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/workers.h"
+
 #define HUGE_PAGE ((size_t)2 << 20)
 
 static size_t space_of(size_t size) {
@@ -60,6 +62,66 @@ void pkv_mapped_close(pkv_mapped *f) {
   *f = (pkv_mapped)PKV_MAPPED_NONE;
 }
 
+/* Bytes [from, from + count) of the file. */
+static pkv_status read_part(unsigned char *to, const pkv_mapped *f, size_t from, size_t count,
+                            pkv_error *err) {
+  size_t done = 0;
+  while (done < count) {
+    const ssize_t n = pread(f->fd, to + done, count - done, (off_t)(from + done));
+    if (n < 0 && errno == EINTR) continue;
+    PKV_CHECK(err, n >= 0, PKV_E_IO, "cannot read the file at offset %zu: %s", from + done,
+              strerror(errno));
+    PKV_CHECK(err, n > 0, PKV_E_IO, "file shrank from %zu to %zu bytes while it was read", f->size,
+              from + done);
+    done += (size_t)n;
+  }
+  return PKV_OK;
+}
+
+pkv_status pkv_mapped_read(unsigned char *to, const pkv_mapped *f, size_t count, pkv_error *err) {
+  return read_part(to, f, 0, count, err);
+}
+
+/* The copy is read in parts, each by whoever comes: most of the time goes into memory that the
+   system hands out for the first time. */
+#define PART_BYTES ((size_t)16 << 20)
+
+typedef struct filling {
+  const pkv_mapped *file;
+  unsigned char *copy;
+  pkv_error *failed; /* [parts] */
+} filling;
+
+static void fill_part(void *ctx, int64_t part, int32_t worker) {
+  const filling *const f = ctx;
+  const size_t from = (size_t)part * PART_BYTES, left = f->file->size - from;
+  (void)worker;
+  (void)read_part(f->copy + from, f->file, from, left < PART_BYTES ? left : PART_BYTES,
+                  &f->failed[part]);
+}
+
+/* By as many threads as the process has cores; alone where there are none to be had. */
+static pkv_status fill(unsigned char *copy, const pkv_mapped *file, pkv_error *err) {
+  const pkv_allocator a = pkv_allocator_default();
+  const size_t parts = (file->size + PART_BYTES - 1) / PART_BYTES;
+  pkv_workers *workers = NULL;
+  pkv_error *const failed = pkv_alloc_zeroed(&a, parts, sizeof *failed);
+  if (parts < 2 || failed == NULL || pkv_workers_create(&workers, 0, &a, NULL) != PKV_OK) {
+    pkv_free(&a, failed, parts * sizeof *failed);
+    return pkv_mapped_read(copy, file, file->size, err);
+  }
+  filling f = {file, copy, failed};
+  pkv_workers_run(workers, fill_part, &f, (int64_t)parts);
+  pkv_workers_destroy(workers);
+  pkv_status status = PKV_OK;
+  for (size_t i = 0; i < parts && status == PKV_OK; i++) {
+    status = failed[i].status;
+    if (status != PKV_OK && err) *err = failed[i];
+  }
+  pkv_free(&a, failed, parts * sizeof *failed);
+  return status;
+}
+
 /* Reads the file to `copy`, and moves that to the map's place. */
 static pkv_status fill_and_move(pkv_mapped *f, unsigned char *copy, pkv_error *err) {
   void *const place = (void *)(uintptr_t)f->bytes;
@@ -68,7 +130,7 @@ static pkv_status fill_and_move(pkv_mapped *f, unsigned char *copy, pkv_error *e
 #ifdef MADV_HUGEPAGE
   (void)madvise(copy, f->size, MADV_HUGEPAGE); /* a wish */
 #endif
-  PKV_TRY(pkv_mapped_read(copy, f, f->size, err));
+  PKV_TRY(fill(copy, f, err));
   (void)mprotect(copy, f->size, PROT_READ); /* against mistakes of ours, no matter if it fails */
   /* Both begin where a huge page can begin, so those that were made move as they are. */
   PKV_CHECK(err, mremap(copy, f->size, f->size, MREMAP_MAYMOVE | MREMAP_FIXED, place) == place,
@@ -86,20 +148,6 @@ pkv_status pkv_mapped_copy(pkv_mapped *f, pkv_error *err) {
   const pkv_status status = fill_and_move(f, copy, err);
   (void)munmap(space, space_of(f->size)); /* what is left of it */
   return status;
-}
-
-pkv_status pkv_mapped_read(unsigned char *to, const pkv_mapped *f, size_t count, pkv_error *err) {
-  size_t done = 0;
-  while (done < count) {
-    const ssize_t n = pread(f->fd, to + done, count - done, (off_t)done);
-    if (n < 0 && errno == EINTR) continue;
-    PKV_CHECK(err, n >= 0, PKV_E_IO, "cannot read the file at offset %zu: %s", done,
-              strerror(errno));
-    PKV_CHECK(err, n > 0, PKV_E_IO, "file shrank from %zu to %zu bytes while it was read", f->size,
-              done);
-    done += (size_t)n;
-  }
-  return PKV_OK;
 }
 
 pkv_status pkv_mapped_check_unchanged(const pkv_mapped *f, pkv_error *err) {
