@@ -37,8 +37,12 @@ static pkv_status create_line(pkv_device_plan *plan, pkv_error *err) {
   pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
   options.route = PKV_ROUTE_BALANCED;
   options.parts = 2 * plan->options.parts;
-  return pkv_device_plan_create(&plan->line, plan->executor, s, &options, plan->kv_dtype,
-                                plan->limits.max_rows, plan->limits.max_seq_len, err);
+  PKV_TRY(pkv_device_plan_create(&plan->line, plan->executor, s, &options, plan->kv_dtype,
+                                 plan->limits.max_rows, plan->limits.max_seq_len, err));
+  /* What the tree's planner starts from is set by the launch ahead of it, which is this plan's. */
+  plan->line->zeros = plan->tree.memory;
+  plan->line->zero_bytes = ((int64_t)plan->limits.max_rows + 1) * (int64_t)sizeof(uint64_t);
+  return PKV_OK;
 }
 
 pkv_status pkv_device_create_shared(pkv_device_plan *plan, pkv_error *err) {

@@ -47,6 +47,9 @@ struct pkv_device_plan {
   size_t counter_bytes, slot_bytes;
   pkv_device_tree tree;
   struct pkv_device_plan *line; /* shared: the `balanced` plan of the same rows, or NULL */
+  /* device: what a build sets to 0 besides, another plan's, a multiple of 8 bytes; or NULL */
+  void *zeros;
+  int64_t zero_bytes;
 };
 
 /* The inputs of decoding rows become those of their next step: the token that was chosen, one

@@ -22,10 +22,14 @@
  *   TREE_INLINE, TREE_UNROLL    always inlined; loops of constant length unrolled
  *   TREE_ABREAST                before a loop whose loads should not wait for each other
  *   TREE_SELDOM                 as TREE_FN, kept out of line
- * Three steps, each needing the one before whole: a block a row writes the keys of its units, and
- * all together the plan's headers and zeros; a
+ * Three steps, each needing the one before whole: a block a row writes the keys of its units; a
  * block a unit finds the rows that lead there (beyond PKV_TREE_LEVEL_ROWS rows: a block a row its
- * leader); one block makes the plan.
+ * leader); one block makes the plan. Whoever comes first writes the plan's headers and zeros.
+ *
+ * Keys are sums over all pages up to a unit. Where pages are shared with all before them, as every
+ * prefix cache has it, the pages of the unit alone will do, and there is no first step (`local`):
+ * where a unit finds two rows of equal pages whose pages in the unit before differ, the last step
+ * begins again by the other way.
  */
 #ifndef PKV_PLAN_TREE_BLOCK_IMPL_H
 #define PKV_PLAN_TREE_BLOCK_IMPL_H
@@ -195,7 +199,9 @@ TREE_SELDOM int32_t tree_compare_all(const pkv_tree_input *in, const pkv_tree_co
  * A row shares a unit when an earlier row has the same key there; its leader is the first row that
  * has it at the last unit shared. So all units are looked at side by side, and no row waits for a
  * search. Equal keys are trusted when no unit finds two rows of equal keys whose pages of the unit,
- * or whose keys of the unit before, differ: then by induction all pages before are equal.
+ * or whose keys of the unit before (local: pages of it), differ: then by induction all pages before
+ * are equal. (Local: rows a and b of equal pages in a unit and the one before are led there by one
+ * row, to which both are equal in all units up to it.)
  */
 typedef struct tree_level {
   uint64_t *keys; /* [slots]: PKV_TREE_NO_KEY = free */
@@ -225,16 +231,30 @@ TREE_FN int32_t tree_level_init(tree_level *l, const pkv_tree_input *in, const p
   return -tree_least32(least);
 }
 
-/* Whether two rows of equal keys differ in their unit's pages, or before it. */
+/* The first page of a unit, or, where it lies on one that began before, that one. */
+TREE_FN int32_t tree_unit_page(const pkv_tree_core *t, int32_t unit) {
+  const int32_t page = pkv_tree_pages(t, unit);
+  return page < pkv_tree_pages(t, unit + 1) ? page : page - 1;
+}
+
+/* A row's pages [from, end) of a unit as a key. */
+TREE_FN uint64_t tree_local_key(const pkv_tree_input *in, int32_t row, int32_t from, int32_t end) {
+  const int32_t *ids = in->block_table + row * in->block_table_stride;
+  uint64_t sum = 0;
+  if (in->chained) return (uint32_t)ids[end - 1];
+  TREE_ABREAST for (int32_t page = from; page < end; page++) sum += pkv_tree_mix(ids[page], page);
+  return sum;
+}
+
+/* Whether two rows of equal keys differ in their unit's pages, [from, end), or before it. */
 TREE_FN int tree_level_differ(const pkv_tree_input *in, const pkv_tree_core *t, int32_t unit,
-                              int32_t a, int32_t b) {
-  const int32_t end = pkv_tree_pages(t, unit + 1), rows = t->core.rows;
+                              int32_t from, int32_t end, int32_t a, int32_t b) {
+  const int32_t rows = t->core.rows;
   const int32_t *ids_a = in->block_table + a * in->block_table_stride;
   const int32_t *ids_b = in->block_table + b * in->block_table_stride;
   const uint64_t *keys = in->keys + (int64_t)(unit - 1) * rows;
-  int differ = unit > 0 && keys[a] != keys[b];
-  for (int32_t page = pkv_tree_pages(t, unit); page < end; page++)
-    differ |= ids_a[page] != ids_b[page];
+  int differ = unit > 0 && !in->local && keys[a] != keys[b];
+  TREE_ABREAST for (int32_t page = from; page < end; page++) differ |= ids_a[page] != ids_b[page];
   return differ;
 }
 
@@ -245,21 +265,31 @@ TREE_FN void tree_level_clear(const tree_level *l) {
   }
 }
 
-/* Raises found of the rows that share the unit and not, with the same row, the next: there another
-   block raises it. The table is clear, a barrier has passed. */
-TREE_FN void tree_level_find(const tree_level *l, const pkv_tree_input *in, const pkv_tree_core *t,
-                             int32_t unit) {
+/* A table of the rows' keys at a unit. The table is clear, a barrier has passed. */
+TREE_FN void tree_level_enter(const tree_level *l, const pkv_tree_input *in, const pkv_tree_core *t,
+                              int32_t unit) {
   const int32_t rows = t->core.rows, whole = (rows + 31) / 32 * 32;
+  const int32_t from = tree_unit_page(t, unit), end = pkv_tree_pages(t, unit + 1);
+  const int32_t next_from = tree_unit_page(t, unit + 1), next_end = pkv_tree_pages(t, unit + 2);
   const uint64_t *keys = in->keys + (int64_t)unit * rows;
   TREE_FOR(row, whole) {
-    const int valid = row < rows && l->units[row] > unit;
-    uint64_t key = valid ? keys[row] : PKV_TREE_NO_KEY;
-    if (valid) l->next[row] = l->units[row] > unit + 1 ? keys[rows + row] : PKV_TREE_NO_KEY;
+    const int valid = row < rows && l->units[row] > unit, more = valid && l->units[row] > unit + 1;
+    uint64_t key = PKV_TREE_NO_KEY, next = PKV_TREE_NO_KEY;
+    if (valid) key = in->local ? tree_local_key(in, row, from, end) : keys[row];
+    if (more) next = in->local ? tree_local_key(in, row, next_from, next_end) : keys[rows + row];
+    if (valid) l->next[row] = next;
     if (valid && key == PKV_TREE_NO_KEY) key = 0;
     const int32_t slot = tree_claim(l->keys, l->first, l->slots, key, valid ? row : INT32_MAX);
     if (valid) l->slot[row] = slot;
   }
-  TREE_SYNC();
+}
+
+/* Behind a barrier: raises found of the rows that share the unit and not, with the same row, the
+   next: there another block raises it. */
+TREE_FN void tree_level_raise(const tree_level *l, const pkv_tree_input *in, const pkv_tree_core *t,
+                              int32_t unit) {
+  const int32_t rows = t->core.rows, end = pkv_tree_pages(t, unit + 1);
+  const int32_t from = tree_unit_page(t, in->local && unit > 0 ? unit - 1 : unit);
   int differ = 0;
   TREE_FOR(row, rows) {
     if (l->units[row] <= unit) continue;
@@ -267,7 +297,7 @@ TREE_FN void tree_level_find(const tree_level *l, const pkv_tree_input *in, cons
     if (first >= row) continue;
     if (l->next[row] != l->next[first] || l->units[row] <= unit + 1 || l->units[first] <= unit + 1)
       tree_raise(&in->found[row], pkv_tree_found(unit + 1, first));
-    if (!in->chained) differ |= tree_level_differ(in, t, unit, row, first);
+    if (!in->chained) differ |= tree_level_differ(in, t, unit, from, end, row, first);
   }
   if (differ) in->found[rows] = 1;
 }
@@ -292,12 +322,52 @@ TREE_FN void *tree_array(const pkv_tree_input *in, int64_t at) {
 }
 
 /* All leaders from the ids themselves. */
-TREE_SELDOM void tree_block_mistrust(const pkv_tree_input *in, const pkv_tree_core *t) {
+TREE_FN void tree_block_mistrust(const pkv_tree_input *in, const pkv_tree_core *t) {
   for (int32_t row = 0; row < t->core.rows; row++) {
     int32_t leader;
     const int32_t units = tree_compare_all(in, t, row, &leader);
     if (TREE_ONE) in->found[row] = units > 0 ? pkv_tree_found(units, leader) : 0;
   }
+  TREE_SYNC();
+}
+
+/* What needs no step before: the lengths, by row, where votes will be. */
+TREE_FN void tree_block_begin(const pkv_tree_input *in, const pkv_tree_core *t,
+                              const pkv_tree_desk *d) {
+  TREE_FOR(row, t->core.rows)
+    d->votes[row] = tree_length(in, row);
+}
+
+/* All leaders once more, where equal keys belong to different pages: by keys of all pages where
+   they were local, else, or if that is no better, by the ids. desk: of t's rows; begun again. */
+TREE_SELDOM void tree_block_again(const pkv_tree_input *in, const pkv_tree_core *t, void *desk) {
+  const int32_t rows = t->core.rows;
+  if (in->local && !in->chained) {
+    const int32_t most = (int32_t)(pkv_tree_desk_bytes(&t->core) / 8);
+    pkv_tree_input exact = *in;
+    tree_level level;
+    exact.local = 0;
+    TREE_SYNC();
+    PKV_ROLLED for (int32_t row = 0; row < rows; row++)
+        tree_row_keys(&exact, row, (int64_t *)desk, most < 1024 ? most : 1024);
+    TREE_FOR(i, rows + 1)
+      in->found[i] = 0;
+    TREE_SYNC();
+    const int32_t deepest = tree_level_init(&level, &exact, t, desk);
+    PKV_ROLLED for (int32_t unit = 0; unit < deepest; unit++) {
+      tree_level_clear(&level);
+      TREE_SYNC();
+      tree_level_enter(&level, &exact, t, unit);
+      TREE_SYNC();
+      tree_level_raise(&level, &exact, t, unit);
+      TREE_SYNC();
+    }
+  }
+  if (in->found[rows]) tree_block_mistrust(in, t);
+  pkv_tree_desk d;
+  TREE_SYNC();
+  pkv_tree_desk_init(&d, desk, in, &t->core);
+  tree_block_begin(in, t, &d);
   TREE_SYNC();
 }
 
@@ -632,13 +702,6 @@ TREE_FN void tree_block_finish(const pkv_tree_input *in, const pkv_tree_desk *d,
   launches[1].count = merges;
 }
 
-/* What needs no step before: the lengths, by row, where votes will be. */
-TREE_FN void tree_block_begin(const pkv_tree_input *in, const pkv_tree_core *t,
-                              const pkv_tree_desk *d) {
-  TREE_FOR(row, t->core.rows)
-    d->votes[row] = tree_length(in, row);
-}
-
 /* d: the desk of t's rows, begun. */
 TREE_INLINE void tree_block_plan(const pkv_tree_input *in, const pkv_tree_core *t,
                                  const pkv_tree_desk *d) {
@@ -647,7 +710,7 @@ TREE_INLINE void tree_block_plan(const pkv_tree_input *in, const pkv_tree_core *
   int32_t count = 0, rank_slots = 0;
   int64_t total = 0;
   if (rows > 0) {
-    if (in->found[rows]) tree_block_mistrust(in, t);
+    if (in->found[rows]) tree_block_again(in, t, d->keys);
     tree_block_order(in, t, d);
     tree_block_sums(t, d);
     tree_block_keep(t, d);

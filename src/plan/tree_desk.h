@@ -15,6 +15,7 @@ typedef struct pkv_tree_input {
   int64_t block_table_stride;
   int32_t max_units; /* whose pages the table has: max_pages * page_tokens / unit_tokens */
   int32_t max_seq_len, chained;
+  int32_t local;  /* keys are of a unit alone, worked out where they are used: no first step */
   uint64_t *keys; /* [units of the longest row, rows]: key of the first unit + 1 units */
   /* [rows + 1], zeros when the second step begins: pkv_tree_found of each row; then not 0 where
      equal keys belong to different pages */
@@ -125,14 +126,14 @@ static inline PKV_HD int64_t pkv_tree_memory_bytes(const pkv_plan_core *core, in
   const int64_t rows = core->rows;
   return units * rows * 8 + 2 * (rows + 16) * 4 + pkv_tree_desk_bytes(core) + 64;
 }
-/* Sets keys, leader and units; returns the desk. memory: aligned to 64. */
+/* Sets found, which lies first, and keys; returns the desk. memory: aligned to 64. */
 static inline PKV_HD void *pkv_tree_memory_init(pkv_tree_input *in, void *memory, int64_t units) {
   const int64_t rows = in->header.rows;
   unsigned char *at = (unsigned char *)memory;
-  in->keys = (uint64_t *)(void *)at;
-  at += units * rows * 8;
   in->found = (uint64_t *)(void *)at;
   at += (rows + 1) * 8;
+  in->keys = (uint64_t *)(void *)at;
+  at += units * rows * 8;
   return at + ((uintptr_t)at % 16 ? 16 - (uintptr_t)at % 16 : 0);
 }
 

@@ -126,6 +126,28 @@ static void test_sizes(void **state) {
     }
 }
 
+/* A page at one index of rows of other prefixes: the planner begins again with all pages. */
+static void test_broken_chains(void **state) {
+  (void)state;
+  NEED_GPU();
+  for (int seed = 1; seed <= (gpu_opt.small ? 2 : 12); seed++) {
+    char what[64];
+    pkv_rng rng;
+    pkv_rng_init(&rng, 40 + (uint64_t)seed);
+    const int32_t most = seed % 4 ? 200 : 900, at = seed % 5;
+    pkv_device_plan *dp = plan_for(&rng, 16, most, 1 << 15);
+    tree_batch b;
+    tree_batch_random(&b, &rng, 16, 4, 8, 1000, most / 2, 500);
+    for (int32_t row = 0; row < b.rows; row++)
+      if ((at + 1) * 16 <= b.seq_len[row] && pkv_rng_below(&rng, 4) > 0)
+        b.table[(int64_t)row * b.max_pages + at] = 0;
+    snprintf(what, sizeof what, "seed %d, page 0 at %d of %d rows", seed, at, b.rows);
+    same_plan(dp, &b, 0u, what);
+    tree_batch_deinit(&b);
+    pkv_device_plan_destroy(dp);
+  }
+}
+
 static void test_refusals(void **state) {
   (void)state;
   NEED_GPU();
@@ -159,6 +181,7 @@ int gpu_suite_tree(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_random_trees),
       cmocka_unit_test(test_sizes),
+      cmocka_unit_test(test_broken_chains),
       cmocka_unit_test(test_refusals),
   };
   return cmocka_run_group_tests_name("gpu_tree", tests, gpu_setup, gpu_teardown);

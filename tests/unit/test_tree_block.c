@@ -17,6 +17,8 @@
 static int32_t loop_twist;
 /* Depths that a step of the search tries; 0: units are looked at side by side. */
 static int probes_now;
+/* Keys are of units alone, where units are looked at side by side. */
+static bool local_now;
 
 static int32_t twisted(int32_t i, int32_t count) {
   if (loop_twist == 0) return i;
@@ -99,7 +101,8 @@ static void find_leaders(const pkv_tree_input *in) {
   const int32_t most = tree_level_init(&level, in, &t, memory);
   for (int32_t unit = most - 1; unit >= 0; unit--) {
     tree_level_clear(&level);
-    tree_level_find(&level, in, &t, unit);
+    tree_level_enter(&level, in, &t, unit);
+    tree_level_raise(&level, in, &t, unit);
   }
   free(memory);
 }
@@ -112,7 +115,8 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
                        .block_table = b->table,
                        .block_table_stride = b->max_pages,
                        .max_seq_len = 1 << 20,
-                       .chained = chained};
+                       .chained = chained,
+                       .local = local_now && probes_now == 0};
   int32_t longest = 0;
   for (int32_t row = 0; row < b->rows; row++)
     if (b->seq_len[row] > longest) longest = b->seq_len[row];
@@ -133,9 +137,9 @@ static pkv_plan *emulate(const pkv_shape *shape, const pkv_plan_options *options
   assert_true((unsigned char *)desk + desk_bytes <= (unsigned char *)memory + bounds.memory_bytes);
   const int32_t most = 32; /* units at a time: carries are needed */
   int64_t *sums = memory_of((size_t)most * 8, 0x77);
-  for (int32_t row = 0; row < b->rows; row++)
+  for (int32_t row = 0; row < b->rows && !in.local; row++)
     tree_row_keys(&in, row, sums, most);
-  for (int64_t i = 0; i < bounds.units * b->rows && key_bits < 64; i++)
+  for (int64_t i = 0; i < bounds.units * b->rows && key_bits < 64 && !in.local; i++)
     in.keys[i] &= ((uint64_t)1 << key_bits) - 1;
   memset(in.found, 0, (size_t)(b->rows + 1) * 8);
   find_leaders(&in);
@@ -162,19 +166,23 @@ static void expect_same(const pkv_plan *plan, const pkv_plan *want, const char *
                ((const unsigned char *)want)[i]);
 }
 
+/* chains: equal ids imply equal ids before them. */
 static void compare(const pkv_shape *shape, const pkv_plan_options *options, const tree_batch *b,
-                    uint64_t seed) {
+                    bool chains, uint64_t seed) {
   pkv_plan *want = tree_plan_make(shape, options, b, NULL);
-  for (loop_twist = 0; loop_twist < 3; loop_twist++) {
+  for (loop_twist = 0; loop_twist < 4; loop_twist++) {
     probes_now = loop_twist == 2 ? 3 : 0;
+    local_now = loop_twist == 1 || loop_twist == 3;
     pkv_plan *plan = emulate(shape, options, b, false, 64);
-    expect_same(plan, want, "hashed", seed);
+    expect_same(plan, want, local_now ? "by units" : "hashed", seed);
     free(plan);
+    if (!chains) continue;
     plan = emulate(shape, options, b, true, 64);
     expect_same(plan, want, "chained", seed);
     free(plan);
   }
   loop_twist = 0;
+  local_now = false;
   for (probes_now = 0; probes_now < 8; probes_now += 7) {
     pkv_plan *plan = emulate(shape, options, b, false, (int32_t)(seed % 12));
     expect_same(plan, want, "with equal keys", seed);
@@ -215,7 +223,32 @@ static void test_random_trees(void **state) {
       options.node_segment_cost = (uint32_t)pkv_rng_range(&rng, 1, 100);
       options.state_cost = (uint32_t)pkv_rng_range(&rng, 1, 30);
     }
-    compare(&shape, &options, &b, seed);
+    compare(&shape, &options, &b, true, seed);
+    tree_batch_deinit(&b);
+  }
+}
+
+/* Pages that rows of other prefixes share: keys of units alone do not do. */
+static void test_broken_chains(void **state) {
+  (void)state;
+  for (uint64_t seed = 1; seed <= 60; seed++) {
+    pkv_rng rng;
+    pkv_rng_init(&rng, 700 + seed);
+    const int32_t page = seed % 2 ? 16 : 128;
+    tree_batch b;
+    tree_batch_random(&b, &rng, page, 4, 8, 1000, 40, 500);
+    const int32_t at = (int32_t)pkv_rng_below(&rng, 8);
+    for (int32_t row = 0; row < b.rows; row++)
+      if ((at + 1) * page <= b.seq_len[row] && pkv_rng_below(&rng, 4) > 0)
+        b.table[(int64_t)row * b.max_pages + at] = 0;
+    pkv_shape shape = PKV_SHAPE_INIT;
+    shape.kv_heads = 2;
+    shape.query_heads = 8;
+    shape.head_dim = 64;
+    shape.page_tokens = page;
+    pkv_plan_options options = PKV_PLAN_OPTIONS_INIT;
+    options.route = PKV_ROUTE_SHARED;
+    compare(&shape, &options, &b, false, seed);
     tree_batch_deinit(&b);
   }
 }
@@ -240,7 +273,7 @@ static void test_chains_and_edges(void **state) {
         if (kind == 1 && i < 300) at = tree_batch_node(&b, at, 64);
       }
       tree_batch_finish(&b, 8);
-      compare(&shape, &options, &b, (uint64_t)k + 9);
+      compare(&shape, &options, &b, true, (uint64_t)k + 9);
       tree_batch_deinit(&b);
     }
   }
@@ -249,6 +282,7 @@ static void test_chains_and_edges(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_random_trees),
+      cmocka_unit_test(test_broken_chains),
       cmocka_unit_test(test_chains_and_edges),
   };
   return cmocka_run_group_tests_name("tree_block", tests, NULL, NULL);

@@ -158,9 +158,13 @@ static pkv_status device_sizes(int64_t *slot_bytes, struct pkv_device_plan *plan
 
 static pkv_status device_build(struct pkv_device_plan *plan, int32_t max_seq_len,
                                const int32_t *seq_len, void *stream, pkv_error *err) {
-  const pkv_cuda_workspace workspace = {plan->counters, plan->counter_count,
+  const pkv_cuda_workspace workspace = {plan->counters,
+                                        plan->counter_count,
                                         plan->clears_slots ? plan->slots : NULL,
-                                        (int64_t)plan->slot_bytes, plan->fault};
+                                        (int64_t)plan->slot_bytes,
+                                        plan->fault,
+                                        plan->zeros,
+                                        plan->zero_bytes};
   const cudaError_t e =
       pkv_cuda_launch_planner(&plan->header, plan->plan, seq_len, max_seq_len, &workspace,
                               pkv_cuda_state_of(plan->executor)->sms,
@@ -192,6 +196,7 @@ static pkv_status device_build_tree(struct pkv_device_plan *plan, const int32_t 
   p.input.chained = (sharing->flags & PKV_TABLE_CHAINED) != 0;
   p.memory = plan->tree.memory;
   p.beside_planner = p.dependent && plan->line != NULL;
+  p.zeroed = plan->line != NULL && plan->line->clears_slots;
   p.most_units = plan->tree.most_units;
   p.counters = plan->counters;
   p.counter_count = plan->counter_count;

@@ -65,6 +65,8 @@ typedef struct pkv_cuda_workspace {
   void *slots; /* set to PKV_CUDA_EMPTY; NULL: left as they are */
   int64_t slot_bytes;
   int32_t *fault; /* set to 0 */
+  void *zeros;    /* set to 0, where slots are set */
+  int64_t zero_bytes;
 } pkv_cuda_workspace;
 
 /* Raises the planner's shared-memory limit. Once a device. */

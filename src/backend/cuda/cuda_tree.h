@@ -23,6 +23,7 @@ typedef struct pkv_cuda_tree_params {
   int32_t desk_bytes, dependent; /* as pkv_cuda_tree_prepare says */
   /* The launch ahead in the stream is the planner's: the first kernel here runs beside it. */
   int32_t beside_planner;
+  int32_t zeroed; /* and leaves the front of `memory` zero */
 } pkv_cuda_tree_params;
 
 /* Shared memory that the planner may have, after raising its limit; whether launches may depend. */

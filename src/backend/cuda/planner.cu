@@ -213,6 +213,8 @@ static __global__ void __launch_bounds__(PLANNER_THREADS)
     const int64_t from = (blockIdx.x - 1) * PLANNER_THREADS + threadIdx.x;
     fill(a.workspace.slots, a.workspace.slot_bytes, PKV_CUDA_EMPTY, from,
          (int64_t)(gridDim.x - 1) * PLANNER_THREADS);
+    fill(a.workspace.zeros, a.workspace.zero_bytes, 0, from,
+         (int64_t)(gridDim.x - 1) * PLANNER_THREADS);
     return;
   }
   if (!a.in_shared) fill(plan, bytes, 0, threadIdx.x, PLANNER_THREADS);
@@ -456,8 +458,10 @@ static __global__ void __launch_bounds__(PLANNER_THREADS)
   if (blockIdx.x > 0) {
     pkv_grid_wait();
     pkv_grid_release();
-    fill(a.workspace.slots, a.workspace.slot_bytes, PKV_CUDA_EMPTY,
-         (blockIdx.x - 1) * threads + threadIdx.x, (int64_t)(gridDim.x - 1) * threads);
+    const int64_t from = (blockIdx.x - 1) * threads + threadIdx.x;
+    fill(a.workspace.zeros, a.workspace.zero_bytes, 0, from, (int64_t)(gridDim.x - 1) * threads);
+    fill(a.workspace.slots, a.workspace.slot_bytes, PKV_CUDA_EMPTY, from,
+         (int64_t)(gridDim.x - 1) * threads);
     return;
   }
   fill(image, h.plan_bytes, 0, threadIdx.x, threads);

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The device's planner of `shared`: the bytes of pkv_plan_build_shared from tables and lengths that
- * only the device knows. Three kernels in the stream, each beginning while the one before it ends
- * (sm_90 on); no launch depends on lengths.
- *   keys     a block of 256 a row: sums of mixed page ids at each unit's end, transposed so that
- *            those of all rows at one depth are neighbours. Reads the table once (rows x pages x 4
- *            bytes). Also writes the plan's headers and zeros, and zeroes counters and the fault
- *            word. Runs beside the planner of `balanced`, where that is ahead of it: it has waited
- *            for all that was before.
+ * only the device knows. Two or three kernels in the stream, each beginning while the one before it
+ * ends (sm_90 on); no launch depends on lengths. The first writes the plan's headers and zeros, and
+ * zeroes counters and the fault word; it runs beside the planner of `balanced`, where that is ahead
+ * of it: it has waited for all that was before.
+ *   keys     only where units' pages do not do (windows, pages below 16, more than 512 rows, or
+ *            2,048 chained ones, no planner ahead): a block of 256 a row: sums of mixed page ids at
+ *            each unit's end, transposed so that those of all rows at one depth are neighbours.
+ *            Reads the table once (rows x pages x 4 bytes).
  *   levels   a block a unit, up to 264: a hash table in shared memory (41 KB at 1,024 rows) gives
- *            the first row with each key. Two reads of keys, one of ids to confirm them. Beyond
- *            2,048 rows `leaders` instead, a block a row with a 4-ary search over depth.
+ *            the first row with each key. Reads the unit's ids and the next's, or keys, then ids to
+ *            confirm them. Beyond 2,048 rows `leaders` instead, a block a row with a 4-ary search
+ *            over depth.
  *   plan     one block of 512, of 1,024 beyond 512 rows: ranks, nodes, parts in shared memory (203
- *            KB at 1,024 rows and 132 parts; beyond what the device has, in global memory). Runs
- *            sorted in registers and merged, pointer jumping, then sums over ranks and cursors.
- *            Its code runs once a step, and after a step it has left the caches: few loops are
- *            unrolled.
+ *            KB at 1,024 rows and 132 parts; beyond what the device has, in global memory). Most
+ *            batches go the quick way of tree_quick.cuh; what follows here is for all others.
  * The phases are those of plan/tree_block_impl.h; here is what a block is.
  */
 #include "backend/cuda/cuda_tree.h"
@@ -272,6 +272,8 @@ static __device__ void tree_sort(uint64_t *keys, int32_t n) {
 #define ROW_THREADS  256
 #define PLAN_THREADS 1024 /* beyond half as many rows; else half of them */
 #define ROW_UNITS    1024 /* whose keys a block sums up at a time */
+#define LOCAL_PAGE   16   /* least page whose ids a unit's block reads by itself ... */
+#define LOCAL_ROWS   512  /* ... and of so many rows at most: beyond, keys are made once */
 
 struct tree_zeros {
   uint64_t *plan;
@@ -281,19 +283,26 @@ struct tree_zeros {
   int32_t *fault;
 };
 
-static __global__ void __launch_bounds__(ROW_THREADS)
-    tree_keys(const __grid_constant__ pkv_tree_input in, const __grid_constant__ tree_zeros zeros) {
-  __shared__ int64_t sums[ROW_UNITS];
-  const int64_t thread = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
-  const int64_t threads = (int64_t)gridDim.x * ROW_THREADS;
-  pkv_grid_release();
+/* Headers and zeros, by all threads of the grid that comes first. */
+static __device__ __forceinline__ void tree_blank(const pkv_tree_input &in,
+                                                  const tree_zeros &zeros) {
+  const int64_t thread = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+  const int64_t threads = (int64_t)gridDim.x * blockDim.x;
   for (int64_t i = thread; i < zeros.plan_words; i += threads)
     zeros.plan[i] = tree_blank_word(&in, i);
   for (int64_t i = thread; i < zeros.counter_count; i += threads)
     zeros.counters[i] = 0;
-  for (int64_t i = thread; i <= in.header.rows; i += threads)
-    in.found[i] = 0;
   if (thread == 0) *zeros.fault = 0;
+}
+
+static __global__ void __launch_bounds__(ROW_THREADS)
+    tree_keys(const __grid_constant__ pkv_tree_input in, const __grid_constant__ tree_zeros zeros) {
+  __shared__ int64_t sums[ROW_UNITS];
+  const int64_t thread = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+  pkv_grid_release();
+  tree_blank(in, zeros);
+  for (int64_t i = thread; i <= in.header.rows; i += (int64_t)gridDim.x * ROW_THREADS)
+    in.found[i] = 0;
   if ((int32_t)blockIdx.x < in.header.rows)
     tree_row_keys(&in, (int32_t)blockIdx.x, sums, ROW_UNITS);
   pkv_grid_wait(); /* the planner beside it: who waits for this kernel waits for both */
@@ -308,11 +317,13 @@ static __global__ void __launch_bounds__(ROW_THREADS)
   tree_row_leader(&in, (int32_t)blockIdx.x, PROBES);
 }
 
-#define LEVEL_THREADS 512
-#define LEVEL_BLOCKS  264
+#define LEVEL_THREADS      512
+#define LEVEL_BLOCKS       264
+#define LEAST_LEVEL_BLOCKS 16 /* they also write zeros */
 
 static __global__ void __launch_bounds__(LEVEL_THREADS)
-    tree_levels(const __grid_constant__ pkv_tree_input in) {
+    tree_levels(const __grid_constant__ pkv_tree_input in,
+                const __grid_constant__ tree_zeros zeros) {
   extern __shared__ __align__(16) unsigned char level_memory[];
   const pkv_tree_core t = tree_core_of(&in);
   tree_level l;
@@ -320,13 +331,22 @@ static __global__ void __launch_bounds__(LEVEL_THREADS)
   const int32_t most = tree_level_init(&l, &in, &t, level_memory);
   tree_level_clear(&l);
   __syncthreads();
-  pkv_grid_wait();
+  if (in.local)
+    tree_blank(in, zeros);
+  else
+    pkv_grid_wait();
+  bool waited = !in.local; /* for what is found to be zero */
   for (int32_t unit = blockIdx.x; unit < most; unit += gridDim.x) {
-    tree_level_find(&l, &in, &t, unit);
+    tree_level_enter(&l, &in, &t, unit);
+    if (!waited) pkv_grid_wait();
+    waited = true;
+    __syncthreads();
+    tree_level_raise(&l, &in, &t, unit);
     __syncthreads();
     if (unit + gridDim.x < most) tree_level_clear(&l);
     __syncthreads();
   }
+  if (!waited) pkv_grid_wait();
 }
 
 /* SHARED: the desk is in shared memory, else at `desk`. */
@@ -373,17 +393,19 @@ extern "C" cudaError_t pkv_cuda_tree_prepare(int32_t *desk_bytes, int32_t *depen
   return e;
 }
 
-/* Each row's leader. */
+/* Each row's leader. dependent: on the launch ahead. */
 static cudaError_t launch_search(const pkv_cuda_tree_params *p, void **arguments, int32_t rows,
-                                 int32_t units, cudaStream_t stream) {
+                                 int32_t units, bool dependent, cudaStream_t stream) {
   const int64_t bytes = pkv_tree_level_bytes(rows);
   if (rows > PKV_TREE_LEVEL_ROWS || bytes > p->desk_bytes)
     return pkv_cuda_launch_kernel((const void *)tree_leaders, dim3((unsigned)rows), ROW_THREADS, 0,
-                                  p->dependent, arguments, stream);
-  const unsigned blocks = units < 1 ? 1 : units < LEVEL_BLOCKS ? (unsigned)units : LEVEL_BLOCKS;
+                                  dependent, arguments, stream);
+  const unsigned blocks = units < LEAST_LEVEL_BLOCKS ? LEAST_LEVEL_BLOCKS
+                          : units < LEVEL_BLOCKS     ? (unsigned)units
+                                                     : LEVEL_BLOCKS;
   return pkv_cuda_launch_kernel((const void *)tree_levels, dim3(blocks),
                                 rows <= LEVEL_THREADS / 2 ? LEVEL_THREADS / 2 : LEVEL_THREADS,
-                                (size_t)bytes, p->dependent, arguments, stream);
+                                (size_t)bytes, dependent, arguments, stream);
 }
 
 static int32_t bits_of(uint32_t most) {
@@ -414,10 +436,17 @@ extern "C" cudaError_t pkv_cuda_launch_tree(const pkv_cuda_tree_params *p, cudaS
   const int64_t bytes = pkv_tree_desk_bytes(&core);
   const bool fits = bytes <= p->desk_bytes;
   void *of_keys[] = {&in, (void *)&zeros};
-  cudaError_t e =
-      pkv_cuda_launch_kernel((const void *)tree_keys, dim3(rows > 0 ? (unsigned)rows : 1u),
-                             ROW_THREADS, 0, p->beside_planner, of_keys, stream);
-  if (e == cudaSuccess && rows > 0) e = launch_search(p, of_keys, rows, in.max_units, stream);
+  cudaError_t e = cudaSuccess;
+  in.local = p->zeroed && rows > 0 && in.header.window == 0 &&
+             (in.chained ? rows <= PKV_TREE_LEVEL_ROWS
+                         : rows <= LOCAL_ROWS && in.header.page_tokens >= LOCAL_PAGE) &&
+             pkv_tree_level_bytes(rows) <= p->desk_bytes;
+  if (!in.local)
+    e = pkv_cuda_launch_kernel((const void *)tree_keys, dim3(rows > 0 ? (unsigned)rows : 1u),
+                               ROW_THREADS, 0, p->beside_planner, of_keys, stream);
+  if (e == cudaSuccess && rows > 0)
+    e = launch_search(p, of_keys, rows, in.max_units, in.local ? p->beside_planner : p->dependent,
+                      stream);
   tree_quick_bits bits = {0, 0};
   unsigned threads;
   if (fits && is_quick(&bits, &threads, &in)) {

@@ -5,7 +5,7 @@
  * bits. The same bytes as tree_block_plan gives, from the same definitions (plan/tree_core.h,
  * plan/tree_cuts.h), but what a row, a node or a cursor knows stays in its thread's registers:
  *
- *   sort     8 keys a thread in registers, one warp for 256 rows, four for 1,024
+ *   sort     4 keys a thread in registers, two warps for 256 rows, eight for 1,024
  *   groups   where rows of one leader and depth begin and end: from ballots, not searched
  *   nodes    by the thread that has a group's first place; what they cover and where they end is
  *            one packed sum over ranks
@@ -17,8 +17,8 @@
 #ifndef PKV_CUDA_TREE_QUICK_CUH
 #define PKV_CUDA_TREE_QUICK_CUH
 
-#define QUICK_KEYS     8    /* sorted by a thread */
-#define QUICK_SORTED   256  /* keys of a warp */
+#define QUICK_KEYS     4    /* sorted by a thread */
+#define QUICK_SORTED   128  /* keys of a warp */
 #define QUICK_ROWS     1024 /* at most, and threads */
 #define QUICK_WARPS    (QUICK_ROWS / 32)
 #define QUICK_SEGMENTS 128 /* whose first slots a warp writes at a time */
@@ -75,55 +75,42 @@ static __device__ __forceinline__ void quick_exchange(uint32_t &a, uint32_t &b, 
   b = up ? high : low;
 }
 
-/* Ascending; `count` 256, 512 or 1,024. The first count / 8 threads. */
+/* Ascending; `count` 256, 512 or 1,024. The first count / QUICK_KEYS threads. */
 static __device__ __forceinline__ void quick_sort(uint4 *keys, uint32_t count) {
   const uint32_t first = threadIdx.x * QUICK_KEYS;
-  uint4 *mine = keys + first / 4;
-  uint32_t key[QUICK_KEYS];
-  const auto load = [](uint32_t *to, const uint4 *from) {
-    const uint4 a = from[0], b = from[1];
-    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-  };
-  load(key, mine);
-  const auto store = [&]() {
-    mine[0] = make_uint4(key[0], key[1], key[2], key[3]);
-    mine[1] = make_uint4(key[4], key[5], key[6], key[7]);
-  };
-#pragma unroll
-  for (int q = 0; q < QUICK_KEYS; q += 2)
-    quick_exchange(key[q], key[q + 1], (q & 2) == 0);
-#pragma unroll
-  for (int j = 2; j > 0; j /= 2)
-#pragma unroll
-    for (int q = 0; q < QUICK_KEYS; q++)
-      if ((q & j) == 0) quick_exchange(key[q], key[q + j], (q & 4) == 0);
+  uint4 *mine = keys + threadIdx.x;
+  const uint4 start = *mine;
+  uint32_t key[QUICK_KEYS] = {start.x, start.y, start.z, start.w};
+  quick_exchange(key[0], key[1], true);
+  quick_exchange(key[2], key[3], false);
   PKV_ROLLED for (uint32_t k = QUICK_KEYS; k <= count; k *= 2) {
     const bool up = (first & k) == 0;
     PKV_ROLLED for (uint32_t j = k / 2; j >= QUICK_KEYS; j /= 2) {
       const bool low = ((first & j) == 0) == up;
-      uint32_t other[QUICK_KEYS];
+      uint4 other;
       if (j >= QUICK_SORTED) { /* of another warp */
-        store();
+        *mine = make_uint4(key[0], key[1], key[2], key[3]);
         TREE_MEET(count / QUICK_KEYS);
-        load(other, keys + (first ^ j) / 4);
+        other = keys[(first ^ j) / QUICK_KEYS];
         TREE_MEET(count / QUICK_KEYS);
       } else {
-#pragma unroll
-        for (int q = 0; q < QUICK_KEYS; q++)
-          other[q] = __shfl_xor_sync(ALL_LANES, key[q], (int)(j / QUICK_KEYS));
+        const int far = (int)(j / QUICK_KEYS);
+        other.x = __shfl_xor_sync(ALL_LANES, key[0], far);
+        other.y = __shfl_xor_sync(ALL_LANES, key[1], far);
+        other.z = __shfl_xor_sync(ALL_LANES, key[2], far);
+        other.w = __shfl_xor_sync(ALL_LANES, key[3], far);
       }
-#pragma unroll
-      for (int q = 0; q < QUICK_KEYS; q++)
-        key[q] = low ? min(key[q], other[q]) : max(key[q], other[q]);
+      key[0] = low ? min(key[0], other.x) : max(key[0], other.x);
+      key[1] = low ? min(key[1], other.y) : max(key[1], other.y);
+      key[2] = low ? min(key[2], other.z) : max(key[2], other.z);
+      key[3] = low ? min(key[3], other.w) : max(key[3], other.w);
     }
-#pragma unroll
-    for (int j = QUICK_KEYS / 2; j > 0; j /= 2)
-#pragma unroll
-      for (int q = 0; q < QUICK_KEYS; q++)
-        if ((q & j) == 0) quick_exchange(key[q], key[q + j], up);
+    quick_exchange(key[0], key[2], up);
+    quick_exchange(key[1], key[3], up);
+    quick_exchange(key[0], key[1], up);
+    quick_exchange(key[2], key[3], up);
   }
-  store();
+  *mine = make_uint4(key[0], key[1], key[2], key[3]);
 }
 
 static __device__ __forceinline__ int32_t quick_row(uint32_t key, tree_quick_bits bits) {
@@ -379,6 +366,7 @@ static __device__ __forceinline__ void quick_keep(const pkv_tree_core *t, const 
       side = level % 2 ? 1 : 2;
       said = (net > 0 ? 0 : side) | (level >= PKV_TREE_MAX_PATH ? 4 : 0);
       balance += PKV_TREE_ENOUGH * (n.units - n.start) * (n.ranks - 1);
+      w->kid_ranks[n.gap] = w->ends[n.first] + level; /* its number in preorder */
     }
     balance = __reduce_add_sync(ALL_LANES, balance);
     turn ^= 1;
@@ -462,35 +450,81 @@ static __device__ __forceinline__ void quick_node_sums(const pkv_tree_input *in,
   }
 }
 
+/* What pkv_tree_fill_rank finds of a rank, without a window; the numbers of nodes are in kid_ranks.
+   base_slot is left. */
+static __device__ __forceinline__ pkv_tree_rank quick_rank_of(const pkv_tree_core *t,
+                                                              const pkv_tree_desk *d, int32_t id) {
+  const pkv_tree_work *w = &d->w;
+  int32_t left = w->rep[id], right = w->rep[id + 1]; /* 0 at both ends; so are kept, up and lcp */
+  left = w->kept[left] ? left : w->up[left];
+  right = w->kept[right] ? right : w->up[right];
+  int32_t node = w->lcp[right] > w->lcp[left] ? right : left;
+  pkv_tree_rank r;
+  r.row = d->row[id];
+  r.length = d->length[id];
+  r.first_unit = node ? w->lcp[node] : 0;
+  r.units = pkv_tree_end_unit(&t->core, r.length) - r.first_unit;
+  r.depth = node ? w->cover[node] : 0;
+#pragma unroll
+  for (int i = PKV_TREE_MAX_PATH - 1; i >= 0; i--) {
+    r.path[i] = -1;
+    if (i >= r.depth) continue;
+    r.path[i] = w->kid_ranks[node];
+    node = w->up[node];
+  }
+  r.base_slot = r.pad = 0;
+  return r;
+}
+static __device__ __forceinline__ void quick_put(pkv_tree_rank *at, const pkv_tree_rank &r) {
+  uint4 *to = (uint4 *)(void *)at;
+  to[0] =
+      make_uint4((uint32_t)r.row, (uint32_t)r.length, (uint32_t)r.first_unit, (uint32_t)r.units);
+  to[1] =
+      make_uint4((uint32_t)r.depth, (uint32_t)r.path[0], (uint32_t)r.path[1], (uint32_t)r.path[2]);
+  to[2] =
+      make_uint4((uint32_t)r.path[3], (uint32_t)r.path[4], (uint32_t)r.base_slot, (uint32_t)r.pad);
+}
+
+/* Records of 48, 24 and 32 bytes in vectors: words one by one, that far apart, are stored as many
+   times slower. */
+static __device__ __forceinline__ void quick_put(pkv_node_cursor *at, const pkv_node_cursor &c) {
+  uint2 *to = (uint2 *)(void *)at;
+  to[0] = make_uint2((uint32_t)c.node, (uint32_t)c.kv_head);
+  to[1] = make_uint2((uint32_t)c.tile, (uint32_t)c.unit);
+  to[2] = make_uint2((uint32_t)c.slot, (uint32_t)c.segment);
+}
+static __device__ __forceinline__ void quick_put(pkv_private_cursor *at,
+                                                 const pkv_private_cursor &c) {
+  uint4 *to = (uint4 *)(void *)at;
+  to[0] = make_uint4((uint32_t)c.rank, (uint32_t)c.kv_head, (uint32_t)c.unit, (uint32_t)c.slot);
+  to[1] =
+      make_uint4((uint32_t)c.row, (uint32_t)c.length, (uint32_t)c.first_unit, (uint32_t)c.depth);
+}
+
 /* Ranks, nodes and their sums; returns how many nodes there are. Ends with a barrier. */
 static __device__ __forceinline__ int32_t quick_fill(const pkv_tree_input *in,
                                                      const pkv_tree_core *t, const pkv_tree_desk *d,
                                                      tree_quick_memory *m, const tree_quick_node &n,
                                                      int32_t *shared_ranks) {
+  static_assert(PKV_TREE_MAX_PATH == 5 && sizeof(pkv_tree_rank) == 48 &&
+                    sizeof(pkv_node_cursor) == 24 && sizeof(pkv_private_cursor) == 32,
+                "quick_put");
   const int32_t rows = t->core.rows, id = (int32_t)threadIdx.x, lane = quick_lane();
   const int32_t warp = quick_warp(), warps = (int32_t)blockDim.x / 32;
   const pkv_tree_work *w = &d->w;
   int64_t *rank_cost = (int64_t *)tree_array(in, in->tree.rank_cost_at);
-  pkv_tree_rank *rank = &d->ranks[id];
-  int32_t units = 0;
-  bool shared = false;
-  if (id < rows) {
-    rank->row = d->row[id];
-    rank->length = d->length[id];
-    pkv_tree_fill_rank(rank, t, w, id);
-    units = rank->units;
-    shared = rank->depth > 0;
-  }
+  pkv_tree_rank rank = {};
+  if (id < rows) rank = quick_rank_of(t, d, id);
   if (n.kept)
     pkv_tree_fill_node(&d->nodes[pkv_tree_number(w, n.gap)], t, w, n.gap, 0, d->row[n.first]);
-  const uint32_t upto = quick_upto((uint32_t)units);
-  const uint32_t share = __ballot_sync(ALL_LANES, shared);
+  const uint32_t upto = quick_upto((uint32_t)rank.units);
+  const uint32_t share = __ballot_sync(ALL_LANES, rank.depth > 0);
   if (lane == 31) m->totals[warp] = upto;
   if (lane == 31) m->more_totals[warp] = (uint32_t)__popc(share);
   TREE_SYNC();
   const int32_t count = w->ends[rows];
   const int64_t heads = t->core.kv_heads;
-  const int64_t before = quick_over_warps(m->totals, 0, warp) + upto - (uint32_t)units;
+  const int64_t before = quick_over_warps(m->totals, 0, warp) + upto - (uint32_t)rank.units;
   const int32_t shared_before =
       (int32_t)quick_over_warps(m->more_totals, 0, warp) + __popc(share & ((1u << lane) - 1));
   const int64_t all = quick_over_warps(m->totals, 0, warps);
@@ -499,7 +533,9 @@ static __device__ __forceinline__ int32_t quick_fill(const pkv_tree_input *in,
     return heads * (ranks * t->core.segment_cost + of * t->core.unit_cost);
   };
   if (id < rows) {
-    rank->base_slot = (int32_t)heads * shared_before;
+    rank.base_slot = (int32_t)heads * shared_before;
+    quick_put(&d->ranks[id], rank);
+    quick_put((pkv_tree_rank *)tree_array(in, in->tree.ranks_at) + id, rank);
     rank_cost[id] = d->rank_cost[id] = cost(id, before);
   }
   if (id == 0) rank_cost[rows] = d->rank_cost[rows] = cost(rows, all);
@@ -566,14 +602,14 @@ static __device__ __forceinline__ void quick_cut(const pkv_tree_input *in, const
     pkv_node_cursor *out = (pkv_node_cursor *)tree_array(in, in->tree.node_cursors_at);
     pkv_tree_node_place(&node, t, d->nodes, (int32_t)sum);
     d->marks[i] = (int32_t)sum;
-    d->node_cursors[i] = node;
-    out[i] = node;
+    quick_put(&d->node_cursors[i], node);
+    quick_put(&out[i], node);
   }
   if (is_private) {
     pkv_private_cursor *out = (pkv_private_cursor *)tree_array(in, in->tree.private_cursors_at);
     pkv_tree_private_place(&own, t, d->ranks, (int32_t)sum);
     d->marks[parts + 1 + k] = (int32_t)(of_nodes + sum);
-    out[k] = own;
+    quick_put(&out[k], own);
   }
   TREE_SYNC();
 }
@@ -668,16 +704,13 @@ static __device__ __forceinline__ void quick_slots(const pkv_tree_input *in, con
   }
 }
 
-/* Ranks and nodes from the desk to the plan. */
-static __device__ __forceinline__ void quick_copy(const pkv_tree_input *in, const pkv_tree_core *t,
-                                                  const pkv_tree_desk *d, int32_t count) {
-  static_assert(sizeof(pkv_tree_rank) % 16 == 0 && sizeof(pkv_tree_node) % 16 == 0, "vectors");
-  const int32_t rank_words = t->core.rows * (int32_t)(sizeof(pkv_tree_rank) / 16);
-  const int32_t node_words = count * (int32_t)(sizeof(pkv_tree_node) / 16);
-  TREE_FOR(a, rank_words)
-    ((uint4 *)tree_array(in, in->tree.ranks_at))[a] = ((const uint4 *)(const void *)d->ranks)[a];
-  TREE_FOR(b, node_words)
-    ((uint4 *)tree_array(in, in->tree.nodes_at))[b] = ((const uint4 *)(const void *)d->nodes)[b];
+/* Nodes from the desk to the plan. */
+static __device__ __forceinline__ void quick_copy(const pkv_tree_input *in, const pkv_tree_desk *d,
+                                                  int32_t count) {
+  static_assert(sizeof(pkv_tree_node) % 16 == 0, "vectors");
+  const int32_t words = count * (int32_t)(sizeof(pkv_tree_node) / 16);
+  TREE_FOR(i, words)
+    ((uint4 *)tree_array(in, in->tree.nodes_at))[i] = ((const uint4 *)(const void *)d->nodes)[i];
 }
 
 /* d: begun. As many threads as rows and, from quick_private_thread on, private cursors. */
@@ -688,7 +721,7 @@ static __device__ __forceinline__ void quick_plan(const pkv_tree_input *in, cons
   uint64_t found = i < rows ? in->found[i] : 0;
   if (in->found[rows]) {
     const pkv_tree_core copy = *t; /* whose address is known: t's stays in registers */
-    tree_block_mistrust(in, &copy);
+    tree_block_again(in, &copy, d->keys);
     found = i < rows ? in->found[i] : 0;
   }
   tree_quick_node node = quick_nodes(in, t, d, m, bits, found);
@@ -701,7 +734,7 @@ static __device__ __forceinline__ void quick_plan(const pkv_tree_input *in, cons
   quick_cut(in, t, d, m, count, rank_slots, total);
   const pkv_tree_sums all = m->all;
   if (i == (int32_t)blockDim.x - 1) tree_block_finish(in, d, rows, count, &all, rank_slots, total);
-  quick_copy(in, t, d, count);
+  quick_copy(in, d, count);
   quick_slots(in, t, d, count, all.segments);
 }
 
