@@ -246,7 +246,7 @@ typedef struct scenario {
   int64_t least; /* calls that can fail, or the shim does not see them; negative: exactly so many */
 } scenario;
 
-/* A running engine has all it needs, and looks at its file once a step. */
+/* A running engine has all it needs, and looks at its file, which is mapped, once a step. */
 static const scenario scenarios[] = {
     {"load", load_file, 20},
     {"folder", load_folder, 20},
@@ -369,10 +369,12 @@ static bool prepare(void) {
                     "{% for m in messages %}{{ (m.content ~ ' ' ~ m.content)|trim }}{% endfor %}");
   model_bytes = gguf_build_exact(&b, &size);
   gguf_build_deinit(&b);
+  pkv_model_options mapped = PKV_MODEL_OPTIONS_INIT;
+  mapped.weights = PKV_WEIGHTS_MAPPED;
   FILE *const file = fopen(model_path, "wb");
   const bool written = file != NULL && fwrite(model_bytes, 1, size, file) == size;
   return file != NULL && fclose(file) == 0 && written &&
-         pkv_model_open(&kept_model, model_path, NULL, &err) == PKV_OK &&
+         pkv_model_open(&kept_model, model_path, &mapped, &err) == PKV_OK &&
          pkv_engine_create(&kept_engine, kept_model, &o, &err) == PKV_OK && torture_json_begin();
 }
 
