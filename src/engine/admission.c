@@ -226,6 +226,7 @@ static int32_t find_victim(const pkv_engine *e) {
 
 static pkv_status preempt(pkv_engine *e, int32_t index, pkv_error *err) {
   const int32_t slot = e->running[index];
+  e->asked = true; /* what it leaves may do for somebody else */
   pkv_swap_out(e, slot);
   PKV_TRY(pkv_engine_leave(e, slot, err));
   PKV_TRY(pkv_queue_return(e, slot, err));

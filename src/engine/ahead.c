@@ -5,7 +5,8 @@
  * these tokens are known to the host. What the host would not have computed, because a row ended
  * with its token, is computed in vain and dropped: its page is given to another only behind it, in
  * the order of the stream. Nobody is preempted for such a step, and none is begun where somebody
- * could start, where a row ends by its length, or where the host has to look at logits.
+ * could start, in a free row or in that of a paused one, where a row ends by its length, or where
+ * the host has to look at logits.
  */
 #include "base/status.h"
 #include "engine/engine_state.h"
@@ -16,16 +17,22 @@ static bool row_goes_on(const pkv_engine *e, const pkv_logit_row *row) {
          !s->echo && s->planned == 1 && s->known == row->position + 1 && s->known + 1 < s->limit;
 }
 
+/* Whether admission has to be asked before the next step: first come, first served says no again
+   until somebody comes or goes; a scheduler looks at each step, and at how long they wait. */
+static bool must_ask(const pkv_engine *e, int32_t paused) {
+  return e->waiting_count > 0 && (e->asked || e->sched != NULL) &&
+         (e->free_row_count > 0 || paused > 0);
+}
+
 static bool may_begin(const pkv_engine *e) {
   if (e->flights != 1 || e->reads_logits || e->copy_status != PKV_OK) return false;
-  if (e->waiting_count > 0 && e->asked && e->free_row_count > 0) return false;
   if (pkv_device_forward_goes_on(e->device) != e->logit_count || e->logit_count == 0) return false;
   int32_t running = 0;
   for (int32_t i = 0; i < e->running_count; i++)
     running += !e->seqs[e->running[i]].paused;
   for (int32_t i = 0; i < e->logit_count; i++)
     if (!row_goes_on(e, &e->logit_rows[i])) return false;
-  return running == e->logit_count;
+  return running == e->logit_count && !must_ask(e, e->running_count - running);
 }
 
 /* The rows before `end` are as long as the step on its way makes them. */

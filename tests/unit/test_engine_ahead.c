@@ -211,6 +211,34 @@ static void test_random(void **state) {
   assert_true(steps > 100);
 }
 
+/* A batch without free rows in which one is paused: who comes gets that one's row at once, though
+   the other goes on. */
+static void test_paused_makes_way(void **state) {
+  (void)state;
+  pkv_engine *const engine = engine_of(1, 2, PAGE * 60);
+  for (int i = 0; i < 2; i++) {
+    pkv_request r = PKV_REQUEST_INIT;
+    r.prompt = prompts[i];
+    r.prompt_tokens = PROMPT;
+    r.max_tokens = ANSWER;
+    r.ignore_end = 1;
+    drive_submit(engine, &r, &ahead[i]);
+  }
+  for (int i = 0; i < 12; i++)
+    (void)drive_step(engine);
+  pkv_engine_pause(engine, ahead[0].id, 1);
+  for (int i = 0; i < 8; i++)
+    (void)drive_step(engine);
+  submit(engine, 2, ahead, 0.0f);
+  for (int i = 0; i < 8; i++)
+    (void)drive_step(engine);
+  assert_int_equal(ahead[1].finish, PKV_FINISH_NONE);
+  assert_true(ahead[2].count > 0);
+  pkv_engine_pause(engine, ahead[0].id, 0);
+  (void)drive_all(engine, 1000);
+  assert_true(finish(engine).ahead_steps > 0);
+}
+
 /* Each call of the device that can fail in a run: the call that began or awaited a step says so,
    and the texts are the same. */
 static void test_failures(void **state) {
@@ -243,7 +271,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_same_texts), cmocka_unit_test(test_all_ahead),
       cmocka_unit_test(test_overshoot),  cmocka_unit_test(test_random),
-      cmocka_unit_test(test_failures),
+      cmocka_unit_test(test_failures),   cmocka_unit_test(test_paused_makes_way),
   };
   return cmocka_run_group_tests(tests, open_model, close_model);
 }
