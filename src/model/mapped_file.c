@@ -145,9 +145,17 @@ pkv_status pkv_mapped_copy(pkv_mapped *f, pkv_error *err) {
   unsigned char *const copy = reserve(&space, f->size);
   PKV_CHECK(err, copy != NULL, PKV_E_NOMEM, "no address space for a copy of %zu bytes of weights",
             f->size);
+  unsigned char *const begin = space, *const end = begin + space_of(f->size);
   const pkv_status status = fill_and_move(f, copy, err);
-  (void)munmap(space, space_of(f->size)); /* what is left of it */
-  return status;
+  if (status != PKV_OK) {
+    (void)munmap(space, space_of(f->size));
+    return status;
+  }
+  /* What is left on both sides. Where the copy was another thread may have mapped something. */
+  unsigned char *const behind = copy + (space_of(f->size) - HUGE_PAGE);
+  if (copy > begin) (void)munmap(begin, (size_t)(copy - begin));
+  if (end > behind) (void)munmap(behind, (size_t)(end - behind));
+  return PKV_OK;
 }
 
 pkv_status pkv_mapped_check_unchanged(const pkv_mapped *f, pkv_error *err) {

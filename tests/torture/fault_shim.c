@@ -164,6 +164,11 @@ int pkv_fault_thread(pthread_t *out, void *(*run)(void *), void *arg) {
   return real_pthread_create(out, NULL, run, arg);
 }
 
+static int64_t pages_of(size_t size) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  return (int64_t)((size + page - 1) / page);
+}
+
 void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offset) {
   READY(mmap);
   if (fails("mmap")) {
@@ -171,7 +176,8 @@ void *mmap(void *at, size_t size, int protection, int flags, int fd, off_t offse
     return MAP_FAILED;
   }
   void *const block = real_mmap(at, size, protection, flags, fd, offset);
-  if (block != MAP_FAILED && (flags & MAP_FIXED) == 0) live++; /* else in place of what counted */
+  /* else in place of what counted */
+  if (block != MAP_FAILED && (flags & MAP_FIXED) == 0) live += pages_of(size);
   return block;
 }
 
@@ -184,7 +190,7 @@ int mprotect(void *at, size_t size, int protection) {
   return real_mprotect(at, size, protection);
 }
 
-/* Only to an address that is given: what is there goes, what was elsewhere is its owner's still. */
+/* Only to an address that is given: in place of what counted there; where it was is nothing. */
 void *mremap(void *at, size_t size, size_t new_size, int flags, ...) {
   va_list rest;
   va_start(rest, flags);
@@ -195,12 +201,14 @@ void *mremap(void *at, size_t size, size_t new_size, int flags, ...) {
     errno = ENOMEM;
     return MAP_FAILED;
   }
-  return real_mremap(at, size, new_size, flags, place);
+  void *const block = real_mremap(at, size, new_size, flags, place);
+  if (block != MAP_FAILED) live -= pages_of(size);
+  return block;
 }
 
 int munmap(void *at, size_t size) {
   READY(munmap);
-  live--;
+  live -= pages_of(size);
   return real_munmap(at, size);
 }
 

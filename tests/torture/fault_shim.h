@@ -20,7 +20,8 @@ void pkv_fault_arm(int64_t at, bool from_then_on);
 int64_t pkv_fault_disarm(void);
 /* The name of the latest call that failed. */
 const char *pkv_fault_name(void);
-/* Blocks that are allocated and not freed; streams and descriptors that are open. */
+/* Blocks that are allocated and not freed; pages that are mapped; streams and descriptors that are
+   open. */
 int64_t pkv_fault_live(void);
 /* A thread, whatever is armed. */
 int pkv_fault_thread(pthread_t *out, void *(*run)(void *), void *arg);
