@@ -94,8 +94,10 @@ static int64_t left_of(int64_t limit, const char *folder, const char *use_name) 
   int64_t use;
   if (limit == 0 || !read_number(&use, folder, use_name)) return 0;
   if (snprintf(path, sizeof path, "%s/memory.stat", folder) >= (int)sizeof path) return 0;
-  if (read_small(text, sizeof text, path))
-    use -= number_of(text, "inactive_file") + number_of(text, "active_file");
+  if (read_small(text, sizeof text, path)) { /* one after the other: no sum of two overflows */
+    use -= number_of(text, "inactive_file");
+    if (use > 0) use -= number_of(text, "active_file");
+  }
   return use < limit ? limit - (use > 0 ? use : 0) : 1;
 }
 

@@ -348,6 +348,9 @@ static void cgroup_memory_left(void **state) {
   assert_int_equal(left("0::/a/b\n"), 500000);
   put("a/memory.stat", "inactive_file 99999999999999999999999999\nactive_file\n");
   assert_int_equal(left("0::/a/b\n"), 100000);
+  put("a/memory.stat", "inactive_file 9223372036854775807\nactive_file 9223372036854775807\n");
+  assert_int_equal(left("0::/a\n"), 1000000);
+  put("a/memory.stat", "anon 1\n");
   put("a/memory.current", "2000000\n"); /* more than the limit: a byte is left */
   assert_int_equal(left("0::/a\n"), 1);
   put("a/memory.current", "garbage\n");
