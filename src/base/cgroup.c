@@ -71,20 +71,22 @@ static int64_t memory_v1(const char *folder) {
   return read_number(&bytes, folder, "memory.limit_in_bytes") ? bytes : 0;
 }
 
-/* What a line "name number" says; 0 = there is none. */
+/* What a line "name number", with or without a unit, says; 0 = there is none. */
 static int64_t number_of(const char *text, const char *name) {
   const size_t n = strlen(name);
   for (const char *line = text; *line != '\0';) {
-    const size_t whole = strcspn(line, "\n");
-    if (whole > n + 1 && memcmp(line, name, n) == 0 && line[n] == ' ') {
+    if (strncmp(line, name, n) == 0 && line[n] == ' ') {
+      const char *const number = line + n + strspn(line + n, " ");
+      const size_t length = strspn(number, "0123456789");
       char digits[24];
       int64_t value;
-      if (whole - n > sizeof digits) return 0;
-      memcpy(digits, line + n + 1, whole - n - 1);
-      digits[whole - n - 1] = '\0';
+      if (length >= sizeof digits || strchr(" \n", number[length]) == NULL) return 0;
+      memcpy(digits, number, length);
+      digits[length] = '\0';
       return pkv_parse_i64(&value, digits, 0, INT64_MAX) ? value : 0;
     }
-    line += whole + (line[whole] == '\n');
+    line += strcspn(line, "\n");
+    line += *line == '\n';
   }
   return 0;
 }
@@ -195,29 +197,21 @@ int64_t pkv_cgroup_memory_left(const char *membership, const char *root) {
   return least_of(membership, root, &memory_left);
 }
 
-/* MemAvailable of /proc/meminfo; 0 where it is not told. */
-static int64_t machine_memory_left(void) {
-  char text[4096];
-  if (!read_small(text, sizeof text, "/proc/meminfo")) return 0;
-  const char *const line = strstr(text, "\nMemAvailable:");
-  if (line == NULL) return 0;
-  const char *number = line + strlen("\nMemAvailable:");
-  number += strspn(number, " ");
-  int64_t kib = 0;
-  for (; *number >= '0' && *number <= '9' && kib < INT64_MAX / 20480; number++)
-    kib = kib * 10 + (*number - '0');
-  return kib * 1024;
+/* Of two limits the lower, 0 = none known. */
+static int64_t lower(int64_t a, int64_t b) {
+  return a > 0 && (b == 0 || a < b) ? a : b;
 }
 
 int64_t pkv_host_memory_left(void) {
-  const int64_t machine = machine_memory_left();
-  const int64_t groups = pkv_cgroup_memory_left("/proc/self/cgroup", "/sys/fs/cgroup");
-  return groups > 0 && (machine == 0 || groups < machine) ? groups : machine;
+  char text[4096];
+  int64_t kib = 0;
+  if (read_small(text, sizeof text, "/proc/meminfo")) kib = number_of(text, "MemAvailable:");
+  return lower(pkv_cgroup_memory_left("/proc/self/cgroup", "/sys/fs/cgroup"),
+               kib <= INT64_MAX / 1024 ? kib * 1024 : 0);
 }
 
 int64_t pkv_host_memory(void) {
   const int64_t pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  const int64_t whole = pages > 0 && page > 0 ? pages * page : 0;
-  const int64_t least = pkv_cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
-  return least > 0 && (whole == 0 || least < whole) ? least : whole;
+  return lower(pkv_cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup"),
+               pages > 0 && page > 0 ? pages * page : 0);
 }
