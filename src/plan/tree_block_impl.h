@@ -624,15 +624,8 @@ TREE_FN void tree_block_slots(const pkv_tree_input *in, const pkv_tree_core *t,
   int32_t *node_slot = (int32_t *)tree_array(in, in->tree.node_slot_at);
   int32_t *slot = (int32_t *)tree_array(in, in->tree.private_slot_at);
   TREE_FOR(segment, segments) {
-    int32_t low = 0, high = count; /* the node */
-    PKV_ROLLED while (high - low > 1) {
-      const int32_t middle = low + (high - low) / 2;
-      if (d->segments[middle] <= segment)
-        low = middle;
-      else
-        high = middle;
-    }
-    node_slot[segment] = pkv_tree_node_base(t, &d->nodes[low], segment) +
+    const int32_t node = pkv_tree_find_node(d->segments, count, segment);
+    node_slot[segment] = pkv_tree_node_base(t, &d->nodes[node], segment) +
                          d->marks[pkv_tree_find_node_cursor(d->node_cursors, parts, segment)];
   }
   /* The last cursor before a segment: four neighbours' searches at once, step by step. */

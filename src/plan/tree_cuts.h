@@ -286,6 +286,20 @@ static inline PKV_HD int pkv_tree_private_before(const pkv_private_cursor *c, in
   return c->rank < rank || (c->rank == rank && c->kv_head < kv_head);
 }
 
+/* The node of a segment of the node line; segments: [count], each node's first. */
+static inline PKV_HD int32_t pkv_tree_find_node(const int32_t *segments, int32_t count,
+                                                int32_t segment) {
+  int32_t low = 0, high = count; /* low begins at the segment or before, high does not */
+  PKV_ROLLED while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (segments[middle] <= segment)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 /* The last cursor before a segment other than the first. */
 static inline PKV_HD int32_t pkv_tree_find_node_cursor(const pkv_node_cursor *cursors,
                                                        int32_t parts, int32_t segment) {

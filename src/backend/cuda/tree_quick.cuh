@@ -676,15 +676,8 @@ static __device__ __forceinline__ void quick_node_slots(const pkv_tree_core *t,
                                                         int32_t segment, int32_t segments,
                                                         int32_t count) {
   if (segment >= segments) return;
-  int32_t low = 0, high = count;
-  PKV_ROLLED while (high - low > 1) {
-    const int32_t middle = low + (high - low) / 2;
-    if (d->segments[middle] <= segment)
-      low = middle;
-    else
-      high = middle;
-  }
-  slot[segment] = pkv_tree_node_base(t, &d->nodes[low], segment) +
+  const int32_t node = pkv_tree_find_node(d->segments, count, segment);
+  slot[segment] = pkv_tree_node_base(t, &d->nodes[node], segment) +
                   d->marks[pkv_tree_find_node_cursor(d->node_cursors, t->core.parts, segment)];
 }
 
