@@ -14,10 +14,9 @@
  * Pages are taken step by step. When there are none left, idle ones leave the cache; when that is
  * empty, the youngest running request gives all of its pages back and returns to its place in the
  * queue; it is computed again later, from what the cache still has, or gets back what swap.c kept
- * of it. The oldest therefore always
- * advances, and any request fits alone (pkv_engine_submit). Paused ones plan nothing, hold what
- * they have until somebody needs it, also to start, and then give it back first; nobody waits for
- * what they compute.
+ * of it. The oldest therefore always advances, and any request fits alone (pkv_engine_submit).
+ * Paused ones plan nothing, hold what they have until somebody needs it, also to start, and then
+ * give it back first; nobody waits for what they compute.
  */
 #include "engine/engine_state.h"
 
