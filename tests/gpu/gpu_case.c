@@ -15,6 +15,25 @@
 
 const pkv_dtype gpu_kv_dtypes[3] = {PKV_DTYPE_F16, PKV_DTYPE_BF16, PKV_DTYPE_FP8_E4M3};
 
+const char gpu_llama_8b[] =
+    "{\"model_type\": \"llama\", \"hidden_size\": 4096, \"intermediate_size\": 14336,"
+    " \"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8,"
+    " \"head_dim\": 128, \"vocab_size\": 128256, \"max_position_embeddings\": 131072,"
+    " \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\","
+    " \"tie_word_embeddings\": false}";
+
+pkv_model *gpu_random_model(const char *config, int32_t on_device) {
+  char path[] = "/tmp/pkv-config-XXXXXX";
+  pkv_model *model = NULL;
+  FILE *const file = fdopen(mkstemp(path), "w");
+  assert_non_null(file);
+  assert_true(fputs(config, file) >= 0);
+  assert_int_equal(fclose(file), 0);
+  OK(pkv_model_open_random(&model, path, on_device, NULL, err));
+  assert_int_equal(remove(path), 0);
+  return model;
+}
+
 double gpu_operand_u(pkv_dtype kv) {
   return kv == PKV_DTYPE_BF16 ? 1.0 / 256 : 1.0 / 2048;
 }

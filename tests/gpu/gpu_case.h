@@ -4,6 +4,7 @@
 #define PKV_TEST_GPU_CASE_H
 
 #include "gpu/gpu_suite.h"
+#include "pkv/engine.h"
 #include "support/attn_case.h"
 
 #define COUNT(a)        (sizeof(a) / sizeof(a)[0])
@@ -33,6 +34,10 @@ enum { GPU_PLANS = 8 };
 int gpu_plan_options(pkv_plan_options options[GPU_PLANS]);
 /* attn_spec_default with this cache type, 16-bit queries and outputs. */
 attn_spec gpu_spec(pkv_dtype kv, uint64_t seed, int32_t rows, const int32_t *seq_len);
+
+/* A model of random weights, of a config.json's text; on_device: for devices alone. */
+pkv_model *gpu_random_model(const char *config, int32_t on_device);
+extern const char gpu_llama_8b[]; /* Llama-3-8B's */
 
 /* Device memory with a copy of host memory; NULL for none. */
 void *gpu_up(const void *from, size_t bytes);

@@ -209,16 +209,9 @@ static void test_random_gemma(void **state) {
       " \"rope_theta\": 1000000.0, \"rope_local_base_freq\": 10000.0, \"sliding_window\": 128,"
       " \"sliding_window_pattern\": 2, \"query_pre_attn_scalar\": 256,"
       " \"hidden_activation\": \"gelu_pytorch_tanh\"}";
-  char path[] = "/tmp/pkv-gemma-XXXXXX";
-  pkv_model *model = NULL;
   (void)state;
   NEED_GPU();
-  FILE *const file = fdopen(mkstemp(path), "w");
-  assert_non_null(file);
-  assert_true(fputs(config, file) >= 0);
-  assert_int_equal(fclose(file), 0);
-  OK(pkv_model_open_random(&model, path, 0, NULL, err));
-  assert_int_equal(remove(path), 0);
+  pkv_model *const model = gpu_random_model(config, 0);
   draw(512);
   same_text(model, "random gemma", ANSWER, PKV_ROUTE_BALANCED);
   pkv_model_close(model);

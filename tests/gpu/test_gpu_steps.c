@@ -14,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -33,13 +32,6 @@
 #define REPEATS  40
 #define BYTES_US 4.63e6 /* a cold read's rate on the H200 */
 
-static const char config[] =
-    "{\"model_type\": \"llama\", \"hidden_size\": 4096, \"intermediate_size\": 14336,"
-    " \"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8,"
-    " \"head_dim\": 128, \"vocab_size\": 128256, \"max_position_embeddings\": 131072,"
-    " \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\","
-    " \"tie_word_embeddings\": false}";
-
 /* Rows of random weights that packed matrices are made of, again and again. */
 #define MADE 64
 
@@ -55,16 +47,6 @@ typedef struct bench {
   size_t read_bytes; /* of weights in a step */
   void *packed;
 } bench;
-
-static void open_model(bench *b) {
-  char path[] = "/tmp/pkv-steps-XXXXXX";
-  const int file = mkstemp(path);
-  assert_true(file >= 0);
-  assert_int_equal(write(file, config, sizeof config - 1), (ssize_t)sizeof config - 1);
-  (void)close(file);
-  OK(pkv_model_open_random(&b->model, path, 1, NULL, err));
-  (void)unlink(path);
-}
 
 static void open_weights(bench *b) {
   OK(pkv_device_weights_create(&b->weights, b->model, gpu, ROWS, 0, NULL, err));
@@ -442,7 +424,7 @@ static void test_llama_8b(void **state) {
   bench b = {0};
   NEED_GPU();
   int64_t begin = pkv_clock_ns();
-  open_model(&b);
+  b.model = gpu_random_model(gpu_llama_8b, 1);
   open_weights(&b);
   open_forward(&b);
   count_bytes(&b);

@@ -10,7 +10,6 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -23,26 +22,7 @@
 #define PROMPT   1024
 #define ANSWER   512
 
-static const char config[] =
-    "{\"model_type\": \"llama\", \"hidden_size\": 4096, \"intermediate_size\": 14336,"
-    " \"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8,"
-    " \"head_dim\": 128, \"vocab_size\": 128256, \"max_position_embeddings\": 131072,"
-    " \"rope_theta\": 500000.0, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\","
-    " \"tie_word_embeddings\": false}";
-
 static int32_t prompts[REQUESTS][PROMPT];
-
-static pkv_model *open_model(void) {
-  char path[] = "/tmp/pkv-swap-XXXXXX";
-  const int file = mkstemp(path);
-  pkv_model *model = NULL;
-  assert_true(file >= 0);
-  assert_int_equal(write(file, config, sizeof config - 1), (ssize_t)sizeof config - 1);
-  (void)close(file);
-  OK(pkv_model_open_random(&model, path, 1, NULL, err));
-  (void)unlink(path);
-  return model;
-}
 
 static double since(int64_t begin) {
   return (double)(pkv_clock_ns() - begin) * 1e-9;
@@ -96,7 +76,7 @@ static void test_pressure(void **state) {
   (void)state;
   NEED_GPU();
   const int64_t whole = (int64_t)REQUESTS * (PROMPT + ANSWER + 64);
-  pkv_model *const model = open_model();
+  pkv_model *const model = gpu_random_model(gpu_llama_8b, 1);
   for (int i = 0; i < REQUESTS; i++)
     drive_prompt(prompts[i], PROMPT, 128256, 300 + (uint64_t)i);
   run(model, 0, whole);

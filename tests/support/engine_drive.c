@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "base/rng.h"
+#include "model/model.h"
 
 #define MAX_EVENTS 4096
 
@@ -17,6 +18,25 @@ void drive_ok(pkv_status status, const pkv_error *err, const char *what) {
   if (status != PKV_OK)
     print_error("%s: %s in %s: %s\n", what, pkv_status_name(status), err->where, err->text);
   assert_int_equal(status, PKV_OK);
+}
+
+pkv_model *drive_model(unsigned char **bytes, const small_llama *t) {
+  pkv_model *model = NULL;
+  size_t size = 0;
+  pkv_error err = {PKV_OK, "", ""};
+  *bytes = small_llama_bytes(t, &size);
+  drive_ok(pkv_model_open_memory(&model, *bytes, size, NULL, &err), &err, "open");
+  return model;
+}
+
+small_llama drive_device_llama(int32_t layers, int32_t vocab) {
+  small_llama t = SMALL_LLAMA_INIT;
+  t.context = 256;
+  t.vocab = vocab;
+  t.head_dim = 64;
+  t.weight_type = 1;
+  t.layers = layers;
+  return t;
 }
 
 pkv_engine *drive_engine(const pkv_model *model, const pkv_engine_options *options) {

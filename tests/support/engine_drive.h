@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "pkv/engine.h"
+#include "support/small_llama.h"
 
 #define DRIVE_TOKENS 1400
 
@@ -25,6 +26,10 @@ typedef struct drive_answer {
 
 /* Fails the test with the error's text unless status is PKV_OK. */
 void drive_ok(pkv_status status, const pkv_error *err, const char *what);
+/* Opens a small model; *bytes hold it, and outlive it (gguf_build_drop). */
+pkv_model *drive_model(unsigned char **bytes, const small_llama *t);
+/* One that a device takes: heads of 64, F16, contexts of 256 tokens. */
+small_llama drive_device_llama(int32_t layers, int32_t vocab);
 pkv_engine *drive_engine(const pkv_model *model, const pkv_engine_options *options);
 /* `count` random tokens below `vocab`. */
 void drive_prompt(int32_t *tokens, int32_t count, int32_t vocab, uint64_t seed);

@@ -33,16 +33,8 @@ static drive_answer waited[REQUESTS], ahead[REQUESTS];
 
 static int open_model(void **state) {
   (void)state;
-  small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  pkv_error err = {0};
-  t.context = 256;
-  t.vocab = VOCAB;
-  t.head_dim = 64;
-  t.weight_type = 1;
-  t.layers = 2;
-  bytes = small_llama_bytes(&t, &size);
-  if (pkv_model_open_memory(&model, bytes, size, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  const small_llama t = drive_device_llama(2, VOCAB);
+  model = drive_model(&bytes, &t);
   for (int i = 0; i < REQUESTS; i++) {
     drive_prompt(prompts[i], PROMPT, VOCAB, 7 + (uint64_t)i);
     if (i % 4 != 0) memcpy(prompts[i], prompts[i / 4 * 4], 2 * PAGE * sizeof(int32_t));

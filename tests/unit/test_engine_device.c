@@ -41,16 +41,8 @@ static void draw_prompts(int32_t vocab) {
 
 static int open_model(void **state) {
   (void)state;
-  small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  pkv_error err = {0};
-  t.context = 256;
-  t.vocab = VOCAB;
-  t.head_dim = 64;
-  t.weight_type = 1;
-  t.layers = 3;
-  bytes = small_llama_bytes(&t, &size);
-  if (pkv_model_open_memory(&model, bytes, size, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  const small_llama t = drive_device_llama(3, VOCAB);
+  model = drive_model(&bytes, &t);
   draw_prompts(VOCAB);
   return 0;
 }
@@ -67,11 +59,8 @@ static pkv_model *first_model;
 static unsigned char *other_bytes;
 
 static void use_other_model(const small_llama *t) {
-  size_t size = 0;
-  pkv_error err = {0};
   first_model = model;
-  other_bytes = small_llama_bytes(t, &size);
-  drive_ok(pkv_model_open_memory(&model, other_bytes, size, NULL, &err), &err, "open");
+  model = drive_model(&other_bytes, t);
 }
 
 static void use_first_model(void) {

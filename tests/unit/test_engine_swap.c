@@ -52,16 +52,8 @@ static void submit_all(pkv_engine *engine, drive_answer *answers) {
 /* Of three requests each the first 32 tokens are equal. */
 static int open_model(void **state) {
   (void)state;
-  small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  pkv_error err = {0};
-  t.context = 256;
-  t.vocab = VOCAB;
-  t.head_dim = 64;
-  t.weight_type = 1;
-  t.layers = 3;
-  bytes = small_llama_bytes(&t, &size);
-  if (pkv_model_open_memory(&model, bytes, size, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  const small_llama t = drive_device_llama(3, VOCAB);
+  model = drive_model(&bytes, &t);
   for (int i = 0; i < REQUESTS; i++) {
     drive_prompt(prompts[i], PROMPT, VOCAB, 77 + (uint64_t)i);
     if (i % 3 != 0) memcpy(prompts[i], prompts[i / 3 * 3], 2 * PAGE * sizeof(int32_t));

@@ -132,14 +132,8 @@ static unsigned char *bytes;
 
 static int open_model(void **state) {
   (void)state;
-  small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  pkv_error err = {0};
-  t.context = 256;
-  t.head_dim = 64;
-  t.weight_type = 1;
-  bytes = small_llama_bytes(&t, &size);
-  if (pkv_model_open_memory(&model, bytes, size, NULL, &err) != PKV_OK) fail_msg("%s", err.text);
+  const small_llama t = drive_device_llama(2, 16);
+  model = drive_model(&bytes, &t);
   (void)snprintf(path, sizeof path, "/tmp/pkv-products-%ld", (long)getpid());
   return 0;
 }

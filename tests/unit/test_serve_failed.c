@@ -19,6 +19,7 @@
 
 #include "engine/engine_state.h"
 #include "server/api_request.h"
+#include "support/engine_drive.h"
 #include "support/fake_device.h"
 #include "support/small_llama.h"
 #include "support/small_server.h"
@@ -77,16 +78,8 @@ static void *run_server(void *user) {
 }
 
 static void open_model(void) {
-  small_llama t = SMALL_LLAMA_INIT;
-  size_t size = 0;
-  pkv_error err = {0};
-  t.context = 256;
-  t.vocab = 64;
-  t.head_dim = 64;
-  t.weight_type = 1;
-  model_bytes = small_llama_bytes(&t, &size);
-  if (pkv_model_open_memory(&served.model, model_bytes, size, NULL, &err) != PKV_OK)
-    fail_msg("%s", err.text);
+  const small_llama t = drive_device_llama(2, 64);
+  served.model = drive_model(&model_bytes, &t);
 }
 
 static void send_all(int fd, const char *text, size_t bytes) {
